@@ -1,0 +1,1 @@
+"""From checkpoints to a bundle: read, quantize, write graphs, verify."""

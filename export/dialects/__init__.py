@@ -1,0 +1,1 @@
+"""Dialects: the decoder's operations as ONNX nodes, one file for each engine family."""
