@@ -10,13 +10,14 @@ Records are frozen; what changes lives in caches and ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Floats", "Ints", "Progress"]
+__all__ = ["Array", "Floats", "Forward", "Ints", "Progress", "TensorSpec"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -24,3 +25,25 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """on_progress(stage, done, total): called often, must be quick; total 0 means unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, numpy dtype name and shape of a graph input or output; a letter stands for a size set by the call."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What one pass of a model returned. Arrays may be reused by the model's next call: copy what must last.
+
+    logits: (R, V) of the rows asked for. pooled: (K, E), the running sum of the pooled layers' states, or None
+    where nothing was pooled. hidden: state index -> (S, E).
+    """
+
+    logits: Floats
+    pooled: Floats | None = None
+    hidden: Mapping[int, Floats] = field(default_factory=dict)

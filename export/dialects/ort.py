@@ -1,0 +1,281 @@
+"""Dialect `ort`: the decoder as ONNX Runtime's fused operators, for the graphs `cpu` and `cuda`.
+
+Values are names of graph tensors. Weights are row-major as in checkpoints (N, K), so nothing is transposed.
+`cpu` computes in fp32 and gives the same bits however a text is cut; how is told at `spare`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from semspec.export.packing import PackedWeights, Schemes, StoredMatrix
+from semspec.export.quantize import Scheme
+from semspec.export.writer import MICROSOFT, GraphBuilder
+from semspec.models.decoder import decode
+from semspec.models.ops import Linear
+from semspec.models.rope import rope_tables
+from semspec.models.spec import ModelSpec
+from semspec.runtime.contract import TOP_IDS, GraphSpec
+
+__all__ = ["OrtOps", "build_ort_graph"]
+
+# `spare`: on the CPU a row computed alone goes through other kernels than a row among several, and other kernels
+# round differently. Where `spare` is 1 the last row is computed twice and the copy dropped. Attention needs it
+# for S = 1. Products with blocks of 64 and 128 work on pairs of rows, so they need it for every odd S (measured);
+# there, and in fp32, the row is repeated from the embedding on.
+ROW_STABLE_BLOCK = 32
+INT8_ACTIVATIONS = 4  # accuracy level of MatMulNBits: activations are rounded to int8 block by block
+
+
+def build_ort_graph(
+    spec: ModelSpec, graph: GraphSpec, schemes: Schemes, weights: PackedWeights
+) -> GraphBuilder:
+    """The whole decoder as one graph that follows the contract; weights go to their file on the way."""
+    builder = GraphBuilder(f"{spec.family}-{graph.graph}")
+    builder.inputs(graph.inputs())
+    ops = OrtOps(spec, graph, schemes, weights, builder)
+    logits = decode(spec, ops)
+    ops.finish(logits)
+    builder.outputs(graph.outputs())
+    return builder
+
+
+class OrtOps:
+    """Ops on the names of graph tensors."""
+
+    def __init__(
+        self, spec: ModelSpec, graph: GraphSpec, schemes: Schemes, weights: PackedWeights, builder: GraphBuilder
+    ) -> None:
+        self.spec, self.graph, self.schemes = spec, graph, schemes
+        self.weights, self.builder = weights, builder
+        self.dtype = graph.activation
+        self.pads_rows = graph.graph == "cpu"
+        self.pads_from_embedding = self.pads_rows and not _row_stable(schemes.layers)
+        self.pooled: dict[int, str] = {}
+        self._integers()
+        self._positions()
+
+    # what every layer shares
+
+    def _integers(self) -> None:
+        for name, value in (("0", [0]), ("1", [1]), ("-1", [-1]), ("int64_max", [np.iinfo(np.int64).max])):
+            self.builder.constant(name, np.array(value, np.int64))
+        self.builder.node("Shape", ["input_ids"], "n_new", start=1, end=2)
+
+    def _positions(self) -> None:
+        """Lengths as GroupQueryAttention wants them, and the rotary tables."""
+        node, n_rows = self.builder.node, "n_new"
+        if self.pads_rows:
+            n_rows = node("Add", ["n_new", "spare"], "n_rows")
+        total = node("Add", ["past_len", n_rows], "total_lengths")
+        node("Cast", [node("Sub", [total, "1"], "last_rows")], "seqlens_k", to=6)
+        longest = node("ReduceMax", [total], "longest", keepdims=0)
+        node("Cast", [longest], "total_sequence_length", to=6)
+        tables = rope_tables(self.spec.rope, self.spec.head_size, self.graph.capacity)
+        for name, table in zip(("cos", "sin"), tables, strict=True):
+            stored = self.weights.table(f"{name}:{self.dtype}", table.astype(self.dtype))
+            self.builder.weight(name, stored)
+
+    # the Ops protocol
+
+    def embed(self, weight: str) -> str:
+        ids = "input_ids"
+        if self.pads_from_embedding:
+            ids = self._repeat_last_row(ids, "ids", "spare")
+        stored = self.weights.matrix((weight,), self.schemes.embedding, self.dtype)
+        if not stored.scheme.block_size:
+            table = self.builder.weight(f"{weight}", stored.data)
+            return self.builder.node("Gather", [table, ids], "embedded")
+        data, scales, zero_points = self._blocks(weight, stored)
+        embedded = self.builder.node(
+            "GatherBlockQuantized",
+            [data, ids, scales, *zero_points],
+            "embedded",
+            domain=MICROSOFT,
+            bits=stored.scheme.bits,
+            block_size=stored.scheme.block_size,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        if stored.shape[1] % stored.scheme.block_size:
+            width = self.builder.constant("width", np.array([stored.shape[1]], np.int64))
+            axis = self.builder.constant("2", np.array([2], np.int64))
+            return self.builder.node("Slice", [embedded, "0", width, axis], "embedded.unpadded")
+        return embedded
+
+    def norm(self, x: str, weight: str) -> str:
+        """Plain operators: the fused one is not in the standard, and this runs once a pass."""
+        node, name = self.builder.node, _scope(weight)
+        epsilon = self.builder.constant("epsilon", np.array(self.spec.norm_eps, self.dtype))
+        mean = node("ReduceMean", [node("Mul", [x, x], f"{name}.squares"), "-1"], f"{name}.mean")
+        scale = node("Sqrt", [node("Add", [mean, epsilon], f"{name}.shifted")], f"{name}.scale")
+        return node("Mul", [node("Div", [x, scale], f"{name}.unit"), self._vector(weight)], name)
+
+    def add_norm(self, stream: str, branch: str, weight: str) -> tuple[str, str]:
+        name = _scope(weight)
+        self.builder.nodes(
+            "SkipSimplifiedLayerNormalization",
+            [stream, branch, self._vector(weight)],
+            [name, "", "", f"{name}.stream"],
+            domain=MICROSOFT,
+            epsilon=self.spec.norm_eps,
+        )
+        return name, f"{name}.stream"
+
+    def linear(self, x: str, linear: Linear) -> str:
+        return self._product(x, linear, self.schemes.layers)
+
+    def attend(self, qkv: str, layer: int) -> str:
+        """GroupQueryAttention over the bound cache: past and present are one buffer, written in place."""
+        pads = self.pads_rows and not self.pads_from_embedding
+        rows = self._repeat_last_row(qkv, f"layers.{layer}.qkv", "spare") if pads else qkv
+        cache = [f"kv.{layer}.key", f"kv.{layer}.value"]
+        attended = f"layers.{layer}.attended"
+        self.builder.nodes(
+            "GroupQueryAttention",
+            [rows, "", "", *cache, "seqlens_k", "total_sequence_length", "cos", "sin"],
+            [f"{attended}.padded" if pads else attended, f"kv_out.{layer}.key", f"kv_out.{layer}.value"],
+            domain=MICROSOFT,
+            num_heads=self.spec.n_heads,
+            kv_num_heads=self.spec.n_kv_heads,
+            do_rotary=1,
+        )
+        return self._drop_spare(f"{attended}.padded", attended) if pads else attended
+
+    def gate(self, gate_up: str) -> str:
+        """QuickGelu with alpha 1 is silu."""
+        name = gate_up.removesuffix(".gate_up")
+        self.builder.nodes("Split", [gate_up], [f"{name}.gate", f"{name}.up"], axis=-1, num_outputs=2)
+        silu = self.builder.node("QuickGelu", [f"{name}.gate"], f"{name}.silu", domain=MICROSOFT, alpha=1.0)
+        return self.builder.node("Mul", [silu, f"{name}.up"], f"{name}.gated")
+
+    def state(self, index: int, x: str) -> None:
+        if index not in self.graph.pooled_layers and index not in self.graph.hidden_layers:
+            return
+        if self.pads_from_embedding:
+            x = self._drop_spare(x, f"states.{index}")
+        if index in self.graph.hidden_layers:
+            self.builder.node("Identity", [x], f"hidden.{index}")
+        if index in self.graph.pooled_layers:
+            self.pooled[index] = x
+
+    def head(self, normed: str, linear: Linear) -> str:
+        """Logits of the wanted rows; an odd last one is computed twice where its bits would differ."""
+        node = self.builder.node
+        if not self.pads_rows or _row_stable(self.schemes.head):
+            wanted = node("Gather", [normed, "logit_rows"], "wanted", axis=1)
+            return self._product(wanted, linear, self.schemes.head, "logits")
+        n_wanted = node("Shape", ["logit_rows"], "n_wanted")
+        two = self.builder.constant("2", np.array([2], np.int64))
+        odd = node("Mod", [n_wanted, two], "head_spare")
+        last = node("Gather", ["logit_rows", "-1"], "last_wanted")
+        repeated = node("Concat", ["logit_rows", node("Expand", [last, odd], "wanted_again")], "rows", axis=0)
+        wanted = node("Gather", [normed, repeated], "wanted", axis=1)
+        padded = self._product(wanted, linear, self.schemes.head, "logits.padded")
+        return node("Slice", [padded, "0", n_wanted, "1"], "logits")
+
+    # outputs that are not the decoder's business
+
+    def finish(self, logits: str) -> None:
+        """Pooled sums, and the numbers that spare a device the copy of V logits."""
+        self._pool()
+        if self.graph.graph != "cpu":
+            self._signals(logits)
+
+    def _pool(self) -> None:
+        node = self.builder.node
+        weights = node("Unsqueeze", ["pool", "1"], "pool_row")  # (B, 1, S)
+        sums = []
+        for index in self.graph.pooled_layers:
+            states = self.pooled[index]
+            if self.dtype != "float32":
+                states = node("Cast", [states], f"pool.{index}.states", to=1)
+            sums.append(node("MatMul", [weights, states], f"pool.{index}"))
+        new = node("Concat", sums, "pooled_new", axis=1)
+        node("Add", ["pooled_in", new], "pooled")
+
+    def _signals(self, logits: str) -> None:
+        """lse, entropy, next_logits, top_logits, top_ids: (B, R), and 64 candidates of each row."""
+        node = self.builder.node
+        wide = node("Cast", [logits], "logits.wide", to=1)
+        lse = node("ReduceLogSumExp", [wide, "-1"], "lse.kept")
+        node("Squeeze", [lse, "-1"], "lse")
+        probabilities = node("Softmax", [wide], "probabilities", axis=-1)
+        mean = node("ReduceSum", [node("Mul", [probabilities, wide], "p_logits"), "-1"], "mean_logit", keepdims=0)
+        node("Sub", ["lse", mean], "entropy")
+        picked = node("GatherElements", [wide, node("Unsqueeze", ["next_ids", "-1"], "next_column")], "picked", axis=2)
+        node("Squeeze", [picked, "-1"], "next_logits")
+        count = self.builder.constant("n_top", np.array([min(TOP_IDS, self.spec.vocab_size)], np.int64))
+        self.builder.nodes("TopK", [wide, count], ["top_logits", "top_ids"], axis=-1, largest=1, sorted=1)
+
+    # pieces
+
+    def _product(self, x: str, linear: Linear, scheme: Scheme, name: str = "") -> str:
+        name = name or linear.name
+        stored = self.weights.matrix(linear.weights, scheme, self.dtype)
+        bias = self._bias(linear)
+        if not scheme.block_size:
+            weight = self.builder.weight(_joined(linear.weights), stored.data)
+            target = f"{name}.product" if bias else name
+            self.builder.node("FusedMatMul", [x, weight], target, domain=MICROSOFT, transB=1)
+            return self.builder.node("Add", [target, *bias], name) if bias else name
+        data, scales, zero_points = self._blocks(_joined(linear.weights), stored, three_dimensional=True)
+        # positional inputs: zero points, the deprecated g_idx, bias
+        optional = [*(zero_points or [""]), "", *bias] if bias else zero_points
+        attributes = {"accuracy_level": INT8_ACTIVATIONS} if self.graph.graph == "cpu" else {}
+        return self.builder.node(
+            "MatMulNBits",
+            [x, data, scales, *optional],
+            name,
+            domain=MICROSOFT,
+            N=stored.shape[0],
+            K=stored.shape[1],
+            bits=scheme.bits,
+            block_size=scheme.block_size,
+            **attributes,
+        )
+
+    def _blocks(self, name: str, stored: StoredMatrix, three_dimensional: bool = False) -> tuple[str, str, list[str]]:
+        """Names of codes, scales and zero points; the embedding reads the codes as (N, bytes), products as blocks."""
+        assert stored.scales is not None
+        n_rows, n_blocks, width = stored.data.shape
+        if three_dimensional:
+            data = self.builder.weight(f"{name}.blocks", stored.data)
+        else:
+            data = self.builder.weight(f"{name}.rows", stored.data, (n_rows, n_blocks * width))
+        scales = self.builder.weight(f"{name}.scales", stored.scales)
+        zeros = [self.builder.weight(f"{name}.zero_points", stored.zero_points)] if stored.zero_points else []
+        return data, scales, zeros
+
+    def _bias(self, linear: Linear) -> list[str]:
+        if not linear.biases:
+            return []
+        return [self.builder.weight(_joined(linear.biases), self.weights.vector(linear.biases, self.dtype))]
+
+    def _vector(self, name: str) -> str:
+        return self.builder.weight(name, self.weights.vector((name,), self.dtype))
+
+    def _repeat_last_row(self, x: str, name: str, count: str) -> str:
+        """Append the last row (axis 1) `count` times, 0 or 1."""
+        node = self.builder.node
+        last = node("Slice", [x, "-1", "int64_max", "1"], f"{name}.last")
+        n_batch = node("Shape", [x], f"{name}.batch", start=0, end=1)
+        rest = node("Shape", [x], f"{name}.rest", start=2)
+        shape = node("Concat", [n_batch, count, rest], f"{name}.spare_shape", axis=0)
+        return node("Concat", [x, node("Expand", [last, shape], f"{name}.spare")], f"{name}.padded", axis=1)
+
+    def _drop_spare(self, x: str, name: str) -> str:
+        return self.builder.node("Slice", [x, "0", "n_new", "1"], name)
+
+
+def _row_stable(scheme: Scheme) -> bool:
+    """Whether a product with these weights gives one row the bits it gives the same row among many."""
+    return scheme.block_size == ROW_STABLE_BLOCK
+
+
+def _scope(weight: str) -> str:
+    return weight.removeprefix("model.").removesuffix(".weight")
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "+".join(names)

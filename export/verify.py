@@ -1,0 +1,197 @@
+"""The numerics gate: is the exported graph the model, and does it compute the same however a text is cut?
+
+Two questions, asked of every `cpu` graph before its bundle exists. Bits: one pass, single steps, odd chunks and
+a rewind after wrong tokens must agree exactly; a graph that fails is broken and refused. Quality: logits and
+states against the fp32 reference on a fixed text; what is too far off is refused, the rest graded.
+
+Not guaranteed: that another processor, or another onnxruntime, keeps the bits; the gate speaks for the machine
+it ran on. 64 tokens of one text rank precisions; they do not measure a model's abilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from semspec.export.quantize import Scheme
+from semspec.models.ops import Weights
+from semspec.models.reference import ReferenceRun, run_reference
+from semspec.models.spec import ModelSpec
+from semspec.runtime.errors import BundleError, ConfigError
+from semspec.runtime.model import CachedModel
+from semspec.runtime.records import Floats
+
+__all__ = ["GATE_TOKENS", "LEVELS", "Quality", "check_bits", "compare", "judge", "verify_graph"]
+
+GATE_TOKENS: Mapping[str, int] = {"quick": 64, "full": 512}
+LEVELS = (*GATE_TOKENS, "off")
+CHUNKS = (3, 5, 1, 7, 2, 6, 4)
+WRONG_TOKENS = (1, 2, 3, 5, 8, 16)
+FP16_PEAK = 16_000.0  # fp16 ends at 65,504; sums of a few such states leave no room above this
+
+# layers' precision -> (largest mean KL in nats, smallest top-1 agreement) that is still the model
+LIMITS: Mapping[str, tuple[float, float]] = {"fp32": (1e-3, 0.99), "int8": (0.05, 0.93), "int4": (0.6, 0.6)}
+GRADES = ((0.01, "faithful"), (0.1, "good"), (0.3, "fair"), (float("inf"), "rough"))
+BETTER = {"int4": "int8", "int8": "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """The gate's figures over `tokens` rows of the fixed text.
+
+    kl: mean KL(reference || graph) in nats. top1: share of rows with the same arg-max. cosine: least cosine of
+    any row of any pooled layer. state_peak: largest |state| of the reference, any layer. grade: kl in a word.
+    """
+
+    level: str
+    tokens: int
+    kl: float
+    top1: float
+    cosine: float
+    state_peak: float
+    grade: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+def verify_graph(
+    model: CachedModel,
+    spec: ModelSpec,
+    weights: Weights,
+    ids: Sequence[int],
+    scheme: Scheme,
+    *,
+    level: str,
+    on_row: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Run the gate on one open graph. ids: the fixed text; its first GATE_TOKENS[level] are used.
+
+    Raises BundleError for a graph that is refused, saying why and what to do; ConfigError for a text that is
+    too short.
+    """
+    count = min(GATE_TOKENS[level], model.max_context - max(WRONG_TOKENS))
+    if len(ids) < count or count < 2:
+        raise ConfigError(f"the gate's text has {len(ids)} tokens and {count} are needed; raise --max-context")
+    text = list(ids[:count])
+    logits, states = check_bits(model, text, on_row)
+    reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
+    quality = compare(reference, logits, states, level)
+    judge(quality, scheme)
+    return quality
+
+
+def check_bits(
+    model: CachedModel, ids: Sequence[int], on_row: Callable[[int, int], None] | None = None
+) -> tuple[Floats, dict[int, Floats]]:
+    """Logits (S, V) and pooled layers' states, index -> (S, E), after every way of cutting gave these bits.
+
+    Raises BundleError naming the cut and the largest difference.
+    """
+    rows = range(len(ids))
+    model.rewind(0)
+    whole = model.forward(ids, rows=rows).logits.copy()
+    states = _single_steps(model, ids, whole, on_row)
+    model.rewind(0)
+    at = step = 0
+    while at < len(ids):
+        chunk = ids[at : at + CHUNKS[step % len(CHUNKS)]]
+        found = model.forward(chunk, rows=range(len(chunk))).logits
+        _require_equal(found, whole[at : at + len(chunk)], f"{len(chunk)} tokens on a cache of {at}")
+        at, step = at + len(chunk), step + 1
+    _check_rewind(model, ids, whole)
+    model.rewind(0)
+    return whole, states
+
+
+def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats], level: str) -> Quality:
+    """Figures of a graph's logits and states against the reference's."""
+    kl = float(np.mean([_kl(want, have) for want, have in zip(reference.logits, logits, strict=True)]))
+    top1 = float(np.mean(reference.logits.argmax(axis=-1) == logits.argmax(axis=-1)))
+    cosine = min(_least_cosine(reference.states[index], state) for index, state in states.items())
+    return Quality(
+        level=level,
+        tokens=len(logits),
+        kl=kl,
+        top1=top1,
+        cosine=cosine,
+        state_peak=max(reference.state_peaks),
+        grade=next(word for limit, word in GRADES if kl < limit),
+    )
+
+
+def judge(quality: Quality, scheme: Scheme) -> None:
+    """Refuse what is broken. Raises BundleError with the figures, the limits and the next better precision."""
+    most_kl, least_top1 = LIMITS[scheme.name]
+    if not (quality.kl <= most_kl and quality.top1 >= least_top1):
+        better = BETTER.get(scheme.name)
+        repair = f"use --precision {better}" if better else "this is a fault of semspec or of the engine: report it"
+        raise BundleError(
+            f"the {scheme} graph is not the model any more: mean KL {quality.kl:.3g} (at most {most_kl:g}), "
+            f"top-1 {quality.top1:.2f} (at least {least_top1:g}); {repair}"
+        )
+
+
+def check_fp16(state_peak: float) -> None:
+    """Refuse fp16 activations for a model whose states come near fp16's end. Raises BundleError."""
+    if state_peak > FP16_PEAK:
+        raise BundleError(
+            f"hidden states reach {state_peak:.0f} and fp16 activations are allowed up to {FP16_PEAK:.0f}; "
+            "export graphs with bf16 or fp32 activations instead"
+        )
+
+
+def _single_steps(
+    model: CachedModel, ids: Sequence[int], whole: Floats, on_row: Callable[[int, int], None] | None
+) -> dict[int, Floats]:
+    """One token at a time; a pooled sum over one row is that row's state."""
+    model.rewind(0)
+    states: list[Floats] = []
+    for i, token in enumerate(ids):
+        found = model.forward([token], pool=np.ones(1, np.float32))
+        _require_equal(found.logits[0], whole[i], f"one token on a cache of {i}")
+        assert found.pooled is not None
+        states.append(found.pooled.copy())
+        if on_row:
+            on_row(i + 1, len(ids))
+    return {index: np.stack([row[k] for row in states]) for k, index in enumerate(model.spec.pooled_layers)}
+
+
+def _check_rewind(model: CachedModel, ids: Sequence[int], whole: Floats) -> None:
+    """After wrong tokens and a rewind the right ones give what they gave before."""
+    half = len(ids) // 2
+    for count in WRONG_TOKENS:
+        model.rewind(half)
+        model.forward([ids[(half + 7 * k) % half] for k in range(count)])
+        model.rewind(half)
+        found = model.forward(ids[half:], rows=range(len(ids) - half)).logits
+        _require_equal(found, whole[half:], f"a rewind of {count} wrong tokens")
+
+
+def _require_equal(found: Floats, expected: Floats, cut: str) -> None:
+    if not np.array_equal(found, expected):
+        gap = float(np.abs(found - expected).max())
+        raise BundleError(
+            f"the graph is not exact on this machine: logits after {cut} differ from one pass by up to {gap:.3g}; "
+            "report the processor and onnxruntime's version, and try --block-size 32"
+        )
+
+
+def _kl(reference: Floats, found: Floats) -> float:
+    """KL(softmax(reference) || softmax(found)) in nats, in double precision."""
+    want, have = (_log_softmax(row.astype(np.float64)) for row in (reference, found))
+    return float(np.sum(np.exp(want) * (want - have)))
+
+
+def _log_softmax(row: Any) -> Any:
+    shifted = row - row.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def _least_cosine(reference: Floats, found: Floats) -> float:
+    norms = np.linalg.norm(reference, axis=-1) * np.linalg.norm(found, axis=-1)
+    return float(np.min(np.sum(reference * found, axis=-1) / np.maximum(norms, 1e-30)))

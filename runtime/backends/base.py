@@ -1,0 +1,64 @@
+"""What a backend is: opens graphs, holds tensors on its device, runs one pass. Nothing about models or text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from semspec.runtime.records import Array, TensorSpec
+
+__all__ = ["Backend", "Session", "Tensor"]
+
+
+class Tensor(Protocol):
+    """Memory of a backend."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def numpy(self) -> Array:
+        """The values on the host: the very memory where it is host memory, a copy elsewhere."""
+        ...
+
+
+class Session(Protocol):
+    """One opened graph. Not for use by several threads at once."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def bind(self, input_name: str, output_name: str, tensor: Tensor) -> None:
+        """Use `tensor` as this input and as this output of every later run: a buffer updated in place."""
+        ...
+
+    def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, Tensor]:
+        """One pass; only the outputs in `fetch` are computed.
+
+        feeds: every input that is not bound, of the shape and dtype the graph declares.
+        THE RETURNED TENSORS ARE REUSED by the next run with equal shapes: copy what must last.
+        Raises BackendError when the engine refuses.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release outputs, bindings and engine, in this order. Safe to call twice."""
+        ...
+
+
+class Backend(Protocol):
+    """An engine on a device."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, graph: Path) -> Session:
+        """Load a graph file. Raises BackendError when the engine refuses it."""
+        ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """A tensor of zeros on the device."""
+        ...

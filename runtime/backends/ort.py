@@ -1,0 +1,201 @@
+"""ONNX Runtime, on the CPU and through its CUDA provider.
+
+On the CPU every tensor is a numpy array that the engine reads and writes in place: nothing is copied but the
+few numbers of a call. The CUDA path follows the same calls; it has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from semspec.runtime.errors import BackendError
+from semspec.runtime.records import Array, TensorSpec
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise BackendError(
+        f"backend 'cpu' needs onnxruntime, which cannot be imported ({error}); "
+        "install it with: pip install 'semspec[cpu]' (or 'semspec[gpu]' for CUDA)"
+    ) from None
+
+__all__ = ["OrtBackend", "OrtSession", "create"]
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+MAX_PLANS = 64  # call shapes whose buffers are kept
+
+
+def create(name: str, *, threads: int | None, spin: bool) -> OrtBackend:
+    """See semspec.runtime.backends.open_backend."""
+    provider = PROVIDERS[name]
+    if provider not in ort.get_available_providers():
+        raise BackendError(
+            f"backend {name!r} needs onnxruntime's {provider}, which this build lacks "
+            f"(it has {', '.join(ort.get_available_providers())}); install it with: pip install 'semspec[gpu]'"
+        )
+    return OrtBackend(name, threads, spin)
+
+
+class OrtBackend:
+    """Sessions and tensors of one provider."""
+
+    def __init__(self, name: str, threads: int | None, spin: bool) -> None:
+        self.name, self._threads, self._spin = name, threads, spin
+
+    def open(self, graph: Path) -> OrtSession:
+        """Load a graph file; its weights are looked for beside it."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads or 0
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self._spin)))
+        try:
+            session = ort.InferenceSession(str(graph), options, providers=[PROVIDERS[self.name]])
+        except Exception as error:  # noqa: BLE001  onnxruntime raises a dozen unrelated classes
+            raise BackendError(f"onnxruntime cannot open {graph}: {_first_line(error)}") from error
+        if session.get_providers()[0] != PROVIDERS[self.name]:
+            raise BackendError(
+                f"onnxruntime opened {graph} on {session.get_providers()[0]} instead of {PROVIDERS[self.name]}: "
+                f"the device or its libraries are missing; use backend 'cpu' or repair them"
+            )
+        return OrtSession(session, self)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> OrtTensor:
+        """On the CPU the memory is taken from the system page by page as rows are written."""
+        if self.name == "cpu":
+            return OrtTensor(np.zeros(shape, dtype))
+        return OrtTensor(ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.name, 0))
+
+
+class OrtTensor:
+    """A numpy array on the CPU, an OrtValue on a device."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape if isinstance(self.value, np.ndarray) else self.value.shape())
+
+    def numpy(self) -> Array:
+        value: Array = self.value if isinstance(self.value, np.ndarray) else self.value.numpy()
+        return value
+
+    @property
+    def address(self) -> int:
+        return int(self.value.ctypes.data if isinstance(self.value, np.ndarray) else self.value.data_ptr())
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A binding with the buffers of one call shape; the buffers are fed and fetched in place."""
+
+    binding: Any
+    feeds: dict[str, Array]
+    fetched: dict[str, OrtTensor]
+
+
+class OrtSession:
+    """One opened graph with its bound buffers. See backends.base.Session."""
+
+    def __init__(self, session: Any, backend: OrtBackend) -> None:
+        self._session, self._backend = session, backend
+        self.inputs = tuple(_tensor_spec(node) for node in session.get_inputs())
+        self.outputs = tuple(_tensor_spec(node) for node in session.get_outputs())
+        self._specs = {spec.name: spec for spec in (*self.inputs, *self.outputs)}
+        self._bound: dict[tuple[str, str], OrtTensor] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+
+    def bind(self, input_name: str, output_name: str, tensor: OrtTensor) -> None:
+        self._bound[input_name, output_name] = tensor
+        self._plans.clear()
+
+    def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, OrtTensor]:
+        key = (tuple(fetch), *((name, array.shape) for name, array in feeds.items()))
+        plan = self._plans.get(key) or self._plan(key, feeds, fetch)
+        for name, array in feeds.items():
+            np.copyto(plan.feeds[name], array, casting="no")
+        try:
+            self._session.run_with_iobinding(plan.binding)
+        except Exception as error:  # noqa: BLE001  as in open
+            raise BackendError(f"onnxruntime failed in a pass: {_first_line(error)}") from error
+        return plan.fetched
+
+    def close(self) -> None:
+        # onnxruntime 1.23 on Python 3.10 crashed when a session went before its bindings
+        for plan in self._plans.values():
+            plan.fetched.clear()
+            plan.binding = None
+        self._plans.clear()
+        self._bound.clear()
+        self._session = None
+
+    def _plan(self, key: tuple[Any, ...], feeds: Mapping[str, Array], fetch: Sequence[str]) -> _Plan:
+        """Allocate and bind the buffers of a new call shape."""
+        if self._session is None:
+            raise BackendError("this session is closed; open the graph again")
+        self._check_feeds(feeds)
+        sizes = self._sizes(feeds)
+        device = self._backend.name
+        plan = _Plan(binding=self._session.io_binding(), feeds={}, fetched={})
+        for name, array in feeds.items():
+            plan.feeds[name] = np.empty(array.shape, self._specs[name].dtype)
+            self._bind_input(plan.binding, name, OrtTensor(plan.feeds[name]), "cpu")
+        for name in fetch:
+            shape = tuple(sizes[size] if isinstance(size, str) else size for size in self._specs[name].shape)
+            plan.fetched[name] = OrtTensor(np.empty(shape, self._specs[name].dtype))
+            self._bind_output(plan.binding, name, plan.fetched[name], "cpu")
+        for (input_name, output_name), tensor in self._bound.items():
+            self._bind_input(plan.binding, input_name, tensor, device)
+            self._bind_output(plan.binding, output_name, tensor, device)
+        if len(self._plans) >= MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[key] = plan
+        return plan
+
+    def _bind_input(self, binding: Any, name: str, tensor: OrtTensor, device: str) -> None:
+        dtype = np.dtype(self._specs[name].dtype)
+        binding.bind_input(name, device, 0, dtype, tensor.shape, tensor.address)
+
+    def _bind_output(self, binding: Any, name: str, tensor: OrtTensor, device: str) -> None:
+        dtype = np.dtype(self._specs[name].dtype)
+        binding.bind_output(name, device, 0, dtype, tensor.shape, tensor.address)
+
+    def _check_feeds(self, feeds: Mapping[str, Array]) -> None:
+        """Names, ranks, fixed sizes and dtypes; all differences at once."""
+        bound = {name for name, _ in self._bound}
+        wanted = {spec.name: spec for spec in self.inputs if spec.name not in bound}
+        wrong = [f"{name} is missing" for name in wanted.keys() - feeds.keys()]
+        wrong += [f"{name} is unknown" for name in feeds.keys() - wanted.keys()]
+        for name in feeds.keys() & wanted.keys():
+            spec, array = wanted[name], feeds[name]
+            fits = len(array.shape) == len(spec.shape) and all(
+                isinstance(size, str) or size == actual for size, actual in zip(spec.shape, array.shape, strict=True)
+            )
+            if array.dtype != spec.dtype or not fits:
+                wrong.append(f"{name} is {array.dtype}{list(array.shape)}, expected {spec.dtype}{list(spec.shape)}")
+        if wrong:
+            raise BackendError(f"a pass was given wrong inputs: {'; '.join(sorted(wrong))}")
+
+    def _sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        return {
+            letter: size
+            for name, array in feeds.items()
+            for letter, size in zip(self._specs[name].shape, array.shape, strict=True)
+            if isinstance(letter, str)
+        }
+
+
+def _tensor_spec(node: Any) -> TensorSpec:
+    dtypes = {"float": "float32", "double": "float64"}
+    dtype = node.type.removeprefix("tensor(").removesuffix(")")
+    return TensorSpec(node.name, dtypes.get(dtype, dtype), tuple(node.shape))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,198 @@
+"""Bundles on disk: the manifest semspec.json, what it promises about the files, and where each thing lies.
+
+Opening checks the format number, that every file is there with its size, and that nothing leads out of the
+folder; hashes are checked on request, since they cost seconds a gigabyte. Nothing in a bundle is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from semspec.runtime.contract import GRAPHS, GraphSpec
+from semspec.runtime.errors import BundleError
+from semspec.runtime.external import check_external_data
+from semspec.runtime.segments import Boundary
+
+__all__ = ["FORMAT", "MANIFEST", "Bundle", "BundleModel", "FileEntry", "Manifest", "sha256_of", "write_manifest"]
+
+FORMAT = 1
+MANIFEST = "semspec.json"
+ROLES = ("target", "draft")
+MANIFEST_BYTES = 16 << 20  # a larger one is not ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and sha256 of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleModel:
+    """One model of a bundle.
+
+    name: for people. source: where its weights came from, with their sha256. precision: class of weights ->
+    scheme. graphs: name -> the sizes it was built with. quality: the gate's figures, empty where it was off.
+    """
+
+    name: str
+    source: Mapping[str, str]
+    precision: Mapping[str, str]
+    graphs: Mapping[str, GraphSpec]
+    quality: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What semspec.json says. files: path inside the bundle -> entry; the manifest itself is not listed."""
+
+    models: Mapping[str, BundleModel]
+    boundary: Boundary
+    files: Mapping[str, FileEntry]
+    origin: Mapping[str, Any]
+
+    def to_json(self) -> str:
+        """The text of semspec.json: the same manifest gives the same bytes."""
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+class Bundle:
+    """An opened bundle."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = False) -> Bundle:
+        """Read and check a bundle. verify: check every hash as well.
+
+        Raises BundleError: no bundle, unknown format, a file that is missing, of another size or content, or
+        that lies outside the folder.
+        """
+        manifest = _read_manifest(path)
+        for name, entry in manifest.files.items():
+            _check_file(path, name, entry, verify)
+        bundle = cls(path, manifest)
+        for role, model in manifest.models.items():
+            for graph in model.graphs:
+                check_external_data(bundle.graph_file(role, graph))
+        return bundle
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of tokenizer files."""
+        return self.path / "tokenizer"
+
+    def model(self, role: str) -> BundleModel:
+        """The target or the draft. Raises BundleError when the bundle has none."""
+        if role not in self.manifest.models:
+            raise BundleError(f"{self.path} has no {role}; it has {', '.join(self.manifest.models)}")
+        return self.manifest.models[role]
+
+    def graph_file(self, role: str, graph: str) -> Path:
+        """The graph of one model. Raises BundleError when it was not exported."""
+        model = self.model(role)
+        if graph not in model.graphs:
+            raise BundleError(
+                f"{self.path} has no {graph!r} graph of its {role}; it has {', '.join(model.graphs)}: "
+                f"export again with --graphs {','.join((*model.graphs, graph))}"
+            )
+        return self.path / graph_path(role, graph)
+
+
+def graph_path(role: str, graph: str) -> str:
+    """Where a graph lies inside a bundle."""
+    return f"{role}/onnx/{graph}.onnx"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write semspec.json, the last file of a bundle."""
+    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, read by blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}; make one with semspec-export --out {path}")
+    if file.stat().st_size > MANIFEST_BYTES:
+        raise BundleError(f"{file} is larger than {MANIFEST_BYTES} bytes: not a manifest of ours")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{file} is not readable JSON ({error}); export the bundle again") from None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise BundleError(
+            f"{file} has format {found!r}; this semspec reads format {FORMAT}: export the bundle again, "
+            f"or install the semspec that wrote it"
+        )
+    try:
+        return _parse(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"{file} is damaged ({type(error).__name__}: {error}); export the bundle again") from None
+
+
+def _parse(content: Mapping[str, Any]) -> Manifest:
+    models = {role: _parse_model(value) for role, value in content["models"].items()}
+    if "target" not in models or set(models) - set(ROLES):
+        raise ValueError(f"models must be a target and at most a draft, found {', '.join(models) or 'none'}")
+    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+    unlisted = {
+        graph_path(role, graph) for role, model in models.items() for graph in model.graphs
+    } - files.keys()
+    if unlisted:
+        raise ValueError(f"graphs without a file entry: {', '.join(sorted(unlisted))}")
+    boundary = Boundary(**content["boundary"])
+    return Manifest(models=models, boundary=boundary, files=files, origin=dict(content["origin"]))
+
+
+def _parse_model(value: Mapping[str, Any]) -> BundleModel:
+    graphs = {}
+    for name, sizes in value["graphs"].items():
+        if name not in GRAPHS:
+            raise ValueError(f"unknown graph {name!r}")
+        layers = {key: tuple(sizes[key]) for key in ("pooled_layers", "hidden_layers")}
+        graphs[name] = GraphSpec(**{**sizes, **layers})
+    return BundleModel(**{**value, "graphs": graphs})
+
+
+def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
+    """One file of the manifest: inside the folder, regular, of the promised size and, on request, content."""
+    path = inside(folder, name)
+    if not path.is_file():
+        raise BundleError(f"{path} is missing: {entry.size} bytes expected; copy the whole bundle or export it again")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise BundleError(
+            f"{path} has {size} bytes, {entry.size} expected; copy the whole bundle or export it again"
+        )
+    if verify and (found := sha256_of(path)) != entry.sha256:
+        raise BundleError(f"{path} was changed: sha256 {found}, expected {entry.sha256}; export the bundle again")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of `name` in `folder`. Raises BundleError for one that leads out, links included."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or not pure.parts or ":" in pure.parts[0]:
+        raise BundleError(f"{folder / MANIFEST} names {name!r}, which leads out of the bundle; refuse this bundle")
+    path = folder.joinpath(*pure.parts)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(f"{path} is a link that leads out of the bundle; refuse this bundle")
+    return path

@@ -1,0 +1,157 @@
+"""SamplingParams: how the next token is chosen and when to stop, valid from birth.
+
+It knows ranges and what each setting does; it knows no model, no tokenizer and no logits (sampling.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from semspec.runtime.errors import ConfigError
+
+__all__ = ["SamplingParams"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request; every filter is off and decoding is greedy unless asked otherwise.
+
+    Filters apply in the order temperature, top_k, top_p, min_p (sampling.warp). Raises ConfigError for a
+    value out of range, TypeError for an unknown setting.
+
+    >>> SamplingParams(temperature=0.6, top_p=0.95, seed=1).greedy
+    False
+    """
+
+    temperature: float = 0.0
+    """Divides the logits. More: more varied; less: closer to the likeliest. 0: greedy, no chance."""
+
+    top_k: int = 0
+    """Only the k likeliest ids stay. More: more variety; 1: greedy. 0: off."""
+
+    top_p: float = 1.0
+    """The likeliest ids stay until they hold this share of the mass. More: more of the tail; 1: off."""
+
+    min_p: float = 0.0
+    """Ids below this share of the likeliest's chance go. More: fewer ids; 1: only the likeliest. 0: off."""
+
+    seed: int | None = None
+    """Same seed, same bundle, same machine: same output. None: other chances at every call."""
+
+    max_tokens: int = 512
+    """At most this many new tokens. More: longer answers; the context is the other limit."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the answer beside the model's own end tokens. More ids: earlier ends."""
+
+    ignore_eos: bool = False
+    """True: the model's own end tokens are like any other; only max_tokens and stop_token_ids end it."""
+
+    def __post_init__(self) -> None:
+        _number(self, "temperature", 0, math.inf, "use 0 for greedy, about 0.7 for variety")
+        _integer(self, "top_k", 0, "use 0 to switch it off")
+        _number(self, "top_p", 0, 1, "use 1 to switch it off")
+        if self.top_p == 0:
+            raise ConfigError("top_p must be above 0 and at most 1, got 0; use temperature=0 for greedy")
+        _number(self, "min_p", 0, 1, "use 0 to switch it off")
+        if self.seed is not None:
+            _integer(self, "seed", 0, "use None for other chances at every call")
+        _integer(self, "max_tokens", 1, "leave it out for the default of 512")
+        _token_ids(self, "stop_token_ids")
+        if not isinstance(self.ignore_eos, bool):
+            raise ConfigError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """True when no chance is involved: temperature 0."""
+        return self.temperature == 0
+
+    @classmethod
+    def from_generation_config(cls, mapping: Mapping[str, Any], **overrides: Any) -> SamplingParams:
+        """A model's own defaults (keys as in generation_config.json), then `overrides` by field name.
+
+        do_sample false or absent means greedy, as in transformers, unless temperature is overridden; a filter
+        that is absent or null is off. End tokens are not read here: they belong to the bundle. Settings that
+        would change the output but that semspec does not have (repetition_penalty, beams, ...) are named in a
+        logged warning. Raises ConfigError for a value out of range, TypeError for an unknown override.
+        """
+        given = {key: value for key, value in mapping.items() if value is not None}
+        unmet = {key: given[key] for key, off in _UNMET.items() if given.get(key, off) != off}
+        if unmet:
+            found = ", ".join(f"{key}={value}" for key, value in unmet.items())
+            logger.warning("generation_config asks for %s, which semspec does not apply", found)
+        defaults = {field: given[key] for field, key in _MET.items() if key in given}
+        defaults["temperature"] = given.get("temperature", 1.0) if given.get("do_sample") else 0.0
+        return cls(**{**defaults, **overrides})
+
+
+# Field and the key of a generation_config that sets it, beside temperature. max_length is not read: it counts
+# the prompt too.
+_MET: Mapping[str, str] = {
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_tokens": "max_new_tokens",
+}
+
+# What a generation_config may ask for beyond SamplingParams, with the value that asks for nothing.
+_UNMET: Mapping[str, Any] = {
+    "bad_words_ids": [],
+    "begin_suppress_tokens": [],
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": [],
+    "forced_bos_token_id": [],
+    "forced_eos_token_id": [],
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "repetition_penalty": 1.0,
+    "sequence_bias": [],
+    "suppress_tokens": [],
+    "typical_p": 1.0,
+}
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float, repair: str) -> None:
+    """Store the field as a float, or refuse what is not a finite number in low..high."""
+    value: Any = getattr(params, name)
+    allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} must be a number {allowed}, got {value!r}; {repair}")
+    number = float(value)
+    if not (math.isfinite(number) and low <= number <= high):
+        raise ConfigError(f"{name} must be finite and {allowed}, got {value}; {repair}")
+    object.__setattr__(params, name, number)
+
+
+def _integer(params: SamplingParams, name: str, low: int, repair: str) -> None:
+    """Store the field as an int, or refuse what is not a whole number of at least `low`."""
+    value: Any = getattr(params, name)
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
+        raise ConfigError(f"{name} must be a whole number of at least {low}, got {value!r}; {repair}")
+    object.__setattr__(params, name, int(value))
+
+
+def _token_ids(params: SamplingParams, name: str) -> None:
+    """Store the field as a tuple of ints, or refuse what is not a tuple (or list) of token ids."""
+    value: Any = getattr(params, name)
+    if not isinstance(value, tuple | list) or not all(
+        isinstance(item, Integral) and not isinstance(item, bool) and int(item) >= 0 for item in value
+    ):
+        raise ConfigError(
+            f"{name} must be a tuple of token ids of at least 0, got {value!r}; write for example (2,)"
+        )
+    object.__setattr__(params, name, tuple(int(item) for item in value))
