@@ -81,6 +81,8 @@ def rebuild_tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
     pre = _read_pre_tokenizer(metadata)
     vocab, added = _read_tokens(metadata)
     bos = token_of(metadata, "bos") if adds_bos(metadata) else None
+    if bos is not None and bos not in vocab:
+        raise SourceError(f"{_PREFIX}bos_token_id names {bos!r}, an unused token")
     return {
         "version": "1.0",
         "truncation": None,

@@ -182,7 +182,9 @@ def _graph_spec(spec: ModelSpec, graph: str, settings: ExportSettings) -> GraphS
         width=spec.width,
         vocab_size=spec.vocab_size,
         max_context=context,
-        pooled_layers=spec.default_pooled_layers() if pooled is None else _layers(spec, pooled, "probe layers"),
+        pooled_layers=spec.default_pooled_layers()
+        if pooled is None
+        else _layers(spec, pooled, "probe layers"),
         hidden_layers=_layers(spec, settings.hidden_layers, "hidden layers"),
         activation=ACTIVATIONS[graph],
         cache=ACTIVATIONS[graph],
@@ -202,7 +204,12 @@ def _layers(spec: ModelSpec, asked: tuple[int, ...], what: str) -> tuple[int, ..
 
 
 def _export_model(
-    folder: Path, role: str, plan: _Plan, ids: list[int], settings: ExportSettings, on_progress: Progress | None
+    folder: Path,
+    role: str,
+    plan: _Plan,
+    ids: list[int],
+    settings: ExportSettings,
+    on_progress: Progress | None,
 ) -> ModelReport:
     """Config, licence, graphs and shared weights of one model; then the gate."""
     started = time.perf_counter()
@@ -217,7 +224,9 @@ def _export_model(
         packed = PackedWeights(counted, file, plan.schemes.quantizer, dtypes)
         for name, graph in plan.graphs.items():
             builder = build_ort_graph(plan.spec, graph, plan.schemes, packed)
-            builder.save(onnx_folder / f"{name}.onnx", {"graph": name, "semspec": metadata.version("semspec")})
+            builder.save(
+                onnx_folder / f"{name}.onnx", {"graph": name, "semspec": metadata.version("semspec")}
+            )
     exported = time.perf_counter()
     quality = None
     if settings.verify != "off":
@@ -232,7 +241,12 @@ def _export_model(
 
 
 def _verify(
-    folder: Path, role: str, plan: _Plan, ids: list[int], settings: ExportSettings, on_progress: Progress | None
+    folder: Path,
+    role: str,
+    plan: _Plan,
+    ids: list[int],
+    settings: ExportSettings,
+    on_progress: Progress | None,
 ) -> Quality:
     def on_row(done: int, total: int) -> None:
         if on_progress:
@@ -303,7 +317,8 @@ def _estimate_bytes(spec: ModelSpec, schemes: Schemes) -> int:
     shapes = expected_tensors(spec)
     outer = {EMBEDDING: schemes.embedding, HEAD: schemes.head}
     bits = sum(
-        float(np.prod(shape)) * outer.get(name, schemes.layers).bits_per_weight for name, shape in shapes.items()
+        float(np.prod(shape)) * outer.get(name, schemes.layers).bits_per_weight
+        for name, shape in shapes.items()
     )
     return int(bits / 8 * 1.02) + (64 << 20)
 
@@ -322,7 +337,9 @@ def _list_files(folder: Path, on_progress: Progress | None) -> dict[str, FileEnt
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {}
     for done, path in enumerate(paths, 1):
-        entries[path.relative_to(folder).as_posix()] = FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
+        entries[path.relative_to(folder).as_posix()] = FileEntry(
+            size=path.stat().st_size, sha256=sha256_of(path)
+        )
         if on_progress:
             on_progress("checksums", done, len(paths))
     return entries
@@ -336,5 +353,3 @@ def _origin(requests: Mapping[str, ModelRequest]) -> dict[str, Any]:
 
 def _gate_text() -> str:
     return resources.files("semspec.export").joinpath("gate_text.txt").read_text(encoding="utf-8")
-
-

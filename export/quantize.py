@@ -109,7 +109,11 @@ def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse") -> Packed:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, _parts(len(blocks), CHUNK_BLOCKS // size)))
     if scheme.bits == 8:
-        return Packed(data=codes.reshape(n_rows, n_blocks, size), scales=scales.reshape(n_rows, n_blocks), zero_points=None)
+        return Packed(
+            data=codes.reshape(n_rows, n_blocks, size),
+            scales=scales.reshape(n_rows, n_blocks),
+            zero_points=None,
+        )
     data = codes[:, ::2] | (codes[:, 1::2] << 4)
     return Packed(
         data=data.reshape(n_rows, n_blocks, size // 2),
@@ -125,7 +129,11 @@ def unpack(packed: Packed, bits: int) -> Floats:
         codes = packed.data.astype(np.float32)
         zeros = np.full((n_rows, n_blocks), 128, np.float32)
     else:
-        codes = np.stack((packed.data & 15, packed.data >> 4), axis=-1).reshape(n_rows, n_blocks, -1).astype(np.float32)
+        codes = (
+            np.stack((packed.data & 15, packed.data >> 4), axis=-1)
+            .reshape(n_rows, n_blocks, -1)
+            .astype(np.float32)
+        )
         assert packed.zero_points is not None
         nibbles = np.stack((packed.zero_points & 15, packed.zero_points >> 4), axis=-1)
         zeros = nibbles.reshape(n_rows, -1)[:, :n_blocks].astype(np.float32)

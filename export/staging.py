@@ -44,9 +44,13 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
             os.close(lock)
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise BundleError(f"no space left on the disk of {out}; free some, or choose another --out") from error
+            raise BundleError(
+                f"no space left on the disk of {out}; free some, or choose another --out"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise BundleError(f"cannot write {out.parent} ({error.strerror}); choose another --out") from error
+            raise BundleError(
+                f"cannot write {out.parent} ({error.strerror}); choose another --out"
+            ) from error
         raise
 
 
@@ -69,7 +73,9 @@ def _claim(partial: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise BundleError(f"another run is writing {partial}; wait for it, or choose another --out") from None
+            raise BundleError(
+                f"another run is writing {partial}; wait for it, or choose another --out"
+            ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), partial.stat()):
                 break

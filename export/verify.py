@@ -76,7 +76,9 @@ def verify_graph(
     """
     count = min(GATE_TOKENS[level], model.max_context - max(WRONG_TOKENS))
     if len(ids) < count or count < 2:
-        raise ConfigError(f"the gate's text has {len(ids)} tokens and {count} are needed; raise --max-context")
+        raise ConfigError(
+            f"the gate's text has {len(ids)} tokens and {count} are needed; raise --max-context"
+        )
     text = list(ids[:count])
     logits, states = check_bits(model, text, on_row)
     reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
@@ -129,7 +131,11 @@ def judge(quality: Quality, scheme: Scheme) -> None:
     most_kl, least_top1 = LIMITS[scheme.name]
     if not (quality.kl <= most_kl and quality.top1 >= least_top1):
         better = BETTER.get(scheme.name)
-        repair = f"use --precision {better}" if better else "this is a fault of semspec or of the engine: report it"
+        repair = (
+            f"use --precision {better}"
+            if better
+            else "this is a fault of semspec or of the engine: report it"
+        )
         raise BundleError(
             f"the {scheme} graph is not the model any more: mean KL {quality.kl:.3g} (at most {most_kl:g}), "
             f"top-1 {quality.top1:.2f} (at least {least_top1:g}); {repair}"

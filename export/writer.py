@@ -61,7 +61,9 @@ class WeightFile:
     def __enter__(self) -> WeightFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def get(self, key: str) -> Stored | None:
@@ -79,10 +81,14 @@ class WeightFile:
         self._file.write(b"\0" * (offset - self._file.tell()))
         for block in blocks:
             self._file.write(np.ascontiguousarray(block, dtype).data)
-        stored = Stored(file=self.path.name, offset=offset, length=self._file.tell() - offset, dtype=dtype, shape=shape)
+        stored = Stored(
+            file=self.path.name, offset=offset, length=self._file.tell() - offset, dtype=dtype, shape=shape
+        )
         expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if stored.length != expected:
-            raise ValueError(f"{key}: {stored.length} bytes were written, {shape} of {dtype} needs {expected}")
+            raise ValueError(
+                f"{key}: {stored.length} bytes were written, {shape} of {dtype} needs {expected}"
+            )
         self._tensors[key] = stored
         return stored
 
@@ -105,7 +111,9 @@ class GraphBuilder:
         """Declare the graph's outputs; nodes produce them under their names."""
         self._outputs += [_value_info(spec) for spec in specs]
 
-    def node(self, op: str, inputs: Sequence[str], output: str, *, domain: str = "", **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: Sequence[str], output: str, *, domain: str = "", **attributes: Any
+    ) -> str:
         """Add a node with one output; returns its name."""
         return self.nodes(op, inputs, (output,), domain=domain, **attributes)[0]
 
@@ -114,7 +122,9 @@ class GraphBuilder:
     ) -> Sequence[str]:
         """Add a node with several outputs; an empty name leaves one out."""
         name = next(output for output in outputs if output)
-        self._nodes.append(helper.make_node(op, list(inputs), list(outputs), name=name, domain=domain, **attributes))
+        self._nodes.append(
+            helper.make_node(op, list(inputs), list(outputs), name=name, domain=domain, **attributes)
+        )
         return outputs
 
     def constant(self, name: str, value: Array) -> str:
@@ -127,7 +137,11 @@ class GraphBuilder:
         if name not in self._initializers:
             tensor = TensorProto(name=name, data_type=DTYPES[stored.dtype], dims=shape or stored.shape)
             tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.length)):
+            for key, value in (
+                ("location", stored.file),
+                ("offset", stored.offset),
+                ("length", stored.length),
+            ):
                 tensor.external_data.add(key=key, value=str(value))
             self._initializers[name] = tensor
         return name

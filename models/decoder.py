@@ -32,7 +32,9 @@ def decode(spec: ModelSpec, ops: Ops[V]) -> V:
     normed = ops.norm(stream, _norm_before(spec, 0))
     for layer in range(spec.n_layers):
         attended = _attention(spec, ops, normed, layer)
-        normed, stream = ops.add_norm(stream, attended, f"model.layers.{layer}.post_attention_layernorm.weight")
+        normed, stream = ops.add_norm(
+            stream, attended, f"model.layers.{layer}.post_attention_layernorm.weight"
+        )
         fed = _feed_forward(spec, ops, normed, layer)
         normed, stream = ops.add_norm(stream, fed, _norm_before(spec, layer + 1))
         last = layer + 1 == spec.n_layers

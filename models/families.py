@@ -77,7 +77,9 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 def _family(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
-        raise UnsupportedModel(f"model family {model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"model family {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
     return FAMILIES[str(model_type)]
 
 
@@ -90,6 +92,8 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("num_local_experts") or config.get("num_experts"):
         raise UnsupportedModel("mixture-of-experts models are not supported; give a dense model")
     if config.get("use_sliding_window"):
-        raise UnsupportedModel("use_sliding_window is not supported for this family; set it to false to export")
+        raise UnsupportedModel(
+            "use_sliding_window is not supported for this family; set it to false to export"
+        )
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise UnsupportedModel("partial_rotary_factor other than 1 is not supported")

@@ -81,5 +81,3 @@ class Ops(Protocol[V]):
     def head(self, normed: V, linear: Linear) -> V:
         """Logits of the wanted rows: (B, R, V)."""
         ...
-
-

@@ -59,7 +59,9 @@ class Rope:
         original = scaling.get("original_max_position_embeddings")
         if original is None:
             original = config.get("original_max_position_embeddings") or max_positions
-        optional = {key: scaling[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if key in scaling}
+        optional = {
+            key: scaling[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if key in scaling
+        }
         return cls(
             theta=theta,
             kind=kind,

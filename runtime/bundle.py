@@ -18,7 +18,16 @@ from semspec.runtime.errors import BundleError
 from semspec.runtime.external import check_external_data
 from semspec.runtime.segments import Boundary
 
-__all__ = ["FORMAT", "MANIFEST", "Bundle", "BundleModel", "FileEntry", "Manifest", "sha256_of", "write_manifest"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "Bundle",
+    "BundleModel",
+    "FileEntry",
+    "Manifest",
+    "sha256_of",
+    "write_manifest",
+]
 
 FORMAT = 1
 MANIFEST = "semspec.json"
@@ -130,7 +139,9 @@ def sha256_of(path: Path) -> str:
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
     if not file.is_file():
-        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}; make one with semspec-export --out {path}")
+        raise BundleError(
+            f"{path} is not a bundle: it has no {MANIFEST}; make one with semspec-export --out {path}"
+        )
     if file.stat().st_size > MANIFEST_BYTES:
         raise BundleError(f"{file} is larger than {MANIFEST_BYTES} bytes: not a manifest of ours")
     try:
@@ -146,7 +157,9 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         return _parse(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"{file} is damaged ({type(error).__name__}: {error}); export the bundle again") from None
+        raise BundleError(
+            f"{file} is damaged ({type(error).__name__}: {error}); export the bundle again"
+        ) from None
 
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
@@ -177,21 +190,27 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
     """One file of the manifest: inside the folder, regular, of the promised size and, on request, content."""
     path = inside(folder, name)
     if not path.is_file():
-        raise BundleError(f"{path} is missing: {entry.size} bytes expected; copy the whole bundle or export it again")
+        raise BundleError(
+            f"{path} is missing: {entry.size} bytes expected; copy the whole bundle or export it again"
+        )
     size = path.stat().st_size
     if size != entry.size:
         raise BundleError(
             f"{path} has {size} bytes, {entry.size} expected; copy the whole bundle or export it again"
         )
     if verify and (found := sha256_of(path)) != entry.sha256:
-        raise BundleError(f"{path} was changed: sha256 {found}, expected {entry.sha256}; export the bundle again")
+        raise BundleError(
+            f"{path} was changed: sha256 {found}, expected {entry.sha256}; export the bundle again"
+        )
 
 
 def inside(folder: Path, name: str) -> Path:
     """The path of `name` in `folder`. Raises BundleError for one that leads out, links included."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or not pure.parts or ":" in pure.parts[0]:
-        raise BundleError(f"{folder / MANIFEST} names {name!r}, which leads out of the bundle; refuse this bundle")
+        raise BundleError(
+            f"{folder / MANIFEST} names {name!r}, which leads out of the bundle; refuse this bundle"
+        )
     path = folder.joinpath(*pure.parts)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise BundleError(f"{path} is a link that leads out of the bundle; refuse this bundle")

@@ -46,11 +46,15 @@ class Port:
     note: str = ""
 
 
-def _in(name: str, dtype: str, *shape: int | str, graphs: frozenset[str] = ALL, each: str = "", note: str) -> Port:
+def _in(
+    name: str, dtype: str, *shape: int | str, graphs: frozenset[str] = ALL, each: str = "", note: str
+) -> Port:
     return Port(name=name, output=False, dtype=dtype, shape=shape, graphs=graphs, each=each, note=note)
 
 
-def _out(name: str, dtype: str, *shape: int | str, graphs: frozenset[str] = ALL, each: str = "", note: str) -> Port:
+def _out(
+    name: str, dtype: str, *shape: int | str, graphs: frozenset[str] = ALL, each: str = "", note: str
+) -> Port:
     return Port(name=name, output=True, dtype=dtype, shape=shape, graphs=graphs, each=each, note=note)
 
 
@@ -72,10 +76,38 @@ PORTS: tuple[Port, ...] = (
     _out("next_logits", "float32", "B", "R", graphs=SIGNALS, note="logit of next_ids"),
     _out("top_logits", "float32", "B", "R", TOP_IDS, graphs=SIGNALS, note="largest logits, descending"),
     _out("top_ids", "index", "B", "R", TOP_IDS, graphs=SIGNALS, note="their ids"),
-    _out("hidden.{i}", "activation", "B", "S", "E", each="hidden", note="state i; i = L is after the final norm"),
-    _out("kv_out.{i}.key", "cache", "B", "H", "C", "D", graphs=IN_PLACE, each="layer", note="kv.{i}.key, same memory"),
+    _out(
+        "hidden.{i}",
+        "activation",
+        "B",
+        "S",
+        "E",
+        each="hidden",
+        note="state i; i = L is after the final norm",
+    ),
+    _out(
+        "kv_out.{i}.key",
+        "cache",
+        "B",
+        "H",
+        "C",
+        "D",
+        graphs=IN_PLACE,
+        each="layer",
+        note="kv.{i}.key, same memory",
+    ),
     _out("kv_out.{i}.value", "cache", "B", "H", "C", "D", graphs=IN_PLACE, each="layer", note="kv.{i}.value"),
-    _out("kv_new", "cache", "2L", "B", "H", "S", "D", graphs=PRIMITIVE, note="new rows; the runtime stores them"),
+    _out(
+        "kv_new",
+        "cache",
+        "2L",
+        "B",
+        "H",
+        "S",
+        "D",
+        graphs=PRIMITIVE,
+        note="new rows; the runtime stores them",
+    ),
 )
 
 PROBE_PORTS: tuple[Port, ...] = (
@@ -147,7 +179,9 @@ def kv_pairs(spec: GraphSpec) -> tuple[tuple[str, str], ...]:
     )
 
 
-def probe_ports(n_pooled: int, width: int, n_signals: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def probe_ports(
+    n_pooled: int, width: int, n_signals: int
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs of a probe graph for K pooled layers of width E and F signals."""
     sizes: dict[int | str, int] = {"K": n_pooled, "E": width, "F": n_signals}
 
@@ -175,4 +209,6 @@ def check_ports(path: str, expected: tuple[TensorSpec, ...], found: tuple[Tensor
         if want[name] != have[name]
     ]
     if differences:
-        raise BundleError(f"{path} does not follow the graph contract: {'; '.join(sorted(differences))}; export again")
+        raise BundleError(
+            f"{path} does not follow the graph contract: {'; '.join(sorted(differences))}; export again"
+        )

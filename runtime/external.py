@@ -53,13 +53,19 @@ def _check(graph: Path, entries: dict[str, str], sizes: dict[str, int]) -> None:
     unknown = entries.keys() - _KEYS
     location = entries.get("location", "")
     if unknown:
-        raise BundleError(f"{graph} describes a tensor's data by unknown keys {sorted(unknown)}; refuse this bundle")
+        raise BundleError(
+            f"{graph} describes a tensor's data by unknown keys {sorted(unknown)}; refuse this bundle"
+        )
     if not location or "/" in location or "\\" in location or location in (".", ".."):
-        raise BundleError(f"{graph} keeps weights in {location!r}, which is not a file beside it; refuse this bundle")
+        raise BundleError(
+            f"{graph} keeps weights in {location!r}, which is not a file beside it; refuse this bundle"
+        )
     path = graph.parent / location
     if location not in sizes:
         if path.is_symlink() or not path.is_file():
-            raise BundleError(f"{graph} needs {path}, which is missing or not a plain file; copy the whole bundle")
+            raise BundleError(
+                f"{graph} needs {path}, which is missing or not a plain file; copy the whole bundle"
+            )
         sizes[location] = path.stat().st_size
     offset, length = entries.get("offset", "0"), entries.get("length", str(sizes[location]))
     if not (offset.isdecimal() and length.isdecimal()) or int(offset) + int(length) > sizes[location]:

@@ -36,8 +36,13 @@ class LanguageModel(Protocol):
         ...
 
     def forward(
-        self, ids: Sequence[int], *, rows: Sequence[int] = (-1,), pool: Floats | None = None,
-        pooled: Floats | None = None, hidden: Sequence[int] = (),
+        self,
+        ids: Sequence[int],
+        *,
+        rows: Sequence[int] = (-1,),
+        pool: Floats | None = None,
+        pooled: Floats | None = None,
+        hidden: Sequence[int] = (),
     ) -> Forward:
         """Read `ids` (S,) after what is remembered; logits of the wanted `rows` of these S.
 
@@ -72,7 +77,9 @@ class CachedModel:
     def __enter__(self) -> CachedModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -111,13 +118,20 @@ class CachedModel:
         chunks = [slice(start, min(start + CHUNK, n_new)) for start in range(0, n_new, CHUNK)]
         parts: list[Forward] = []
         for chunk in chunks:
-            part = self._pass(ids[chunk], wanted - chunk.start, pool if pool is None else pool[chunk], pooled, hidden)
+            part = self._pass(
+                ids[chunk], wanted - chunk.start, pool if pool is None else pool[chunk], pooled, hidden
+            )
             parts.append(part if len(chunks) == 1 else _copied(part))
             pooled = parts[-1].pooled
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _pass(
-        self, ids: Sequence[int], wanted: Array, pool: Floats | None, pooled: Floats | None, hidden: Sequence[int]
+        self,
+        ids: Sequence[int],
+        wanted: Array,
+        pool: Floats | None,
+        pooled: Floats | None,
+        hidden: Sequence[int],
     ) -> Forward:
         """One run of the graph; wanted rows outside these ids belong to another pass."""
         n_new = len(ids)

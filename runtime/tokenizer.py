@@ -65,8 +65,7 @@ class Tokenizer:
         """Raises BundleError: a decoder, a post-processor or an id that cannot be used here."""
         self._backend = backend
         self._chat_template = chat_template
-        self._ids = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(self._ids.values(), default=-1) + 1
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         if not 0 < self.vocab_size <= _MAX_IDS:
             raise BundleError(f"{TOKENIZER}: has {self.vocab_size} ids; 1 to {_MAX_IDS} are allowed")
         self.special_ids = frozenset(
@@ -74,7 +73,7 @@ class Tokenizer:
         )
         decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
         self._pieces = Pieces(backend.id_to_token, decoder)
-        self._named = {name: config[name] for name in _NAMED_TOKENS if config.get(name) is not None}
+        self._named = _read_names(config)
         self.bos_id, self._adds_bos = self._read_bos(config.get("add_bos_token"))
         self.generation: Mapping[str, Any] = MappingProxyType(dict(generation))
         self.eos_ids = _read_eos_ids(generation)
@@ -166,9 +165,11 @@ class Tokenizer:
 
     def _read_bos(self, adds_bos: bool | None) -> tuple[int | None, bool]:
         """BOS id, and whether encode adds it: as the configuration says, else as the post-processor does."""
+        if adds_bos is not None and not isinstance(adds_bos, bool):
+            raise BundleError(f"{CONFIG}: add_bos_token must be true or false, found {adds_bos!r}")
         prefix = self._read_prefix()
         name = self._named.get("bos_token")
-        bos_id = self._ids.get(name) if name is not None else (prefix[0] if prefix else None)
+        bos_id = self._backend.token_to_id(name) if name is not None else (prefix[0] if prefix else None)
         if name is not None and bos_id is None:
             raise BundleError(f"{CONFIG}: bos_token {name!r} is not in the vocabulary")
         if prefix not in ([], [bos_id]):
@@ -256,6 +257,14 @@ def _reading(where: str) -> Iterator[None]:
         raise BundleError(
             f"{where}: cannot be used: {problem}; get the file again, or a newer tokenizers"
         ) from error
+
+
+def _read_names(config: Mapping[str, Any]) -> dict[str, str]:
+    names = {name: config[name] for name in _NAMED_TOKENS if config.get(name) is not None}
+    for name, token in names.items():
+        if not isinstance(token, str):
+            raise BundleError(f"{CONFIG}: {name} must be a token, found {token!r}; export the bundle again")
+    return names
 
 
 def _read_eos_ids(generation: Mapping[str, Any]) -> frozenset[int]:

@@ -24,7 +24,7 @@ INTERNALS = {
 ENDLESS = {
     "range": "{% for i in range(10**9) %}{% endfor %}",
     "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "output": "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
+    "output": "{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxx{% endfor %}{% endfor %}",
     "plus": GROW.replace("@", "{% set ns.s = ns.s + ns.s %}"),
     "tilde": GROW.replace("@", "{% set ns.s = ns.s ~ ns.s %}"),
     "set block": GROW.replace("@", "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}"),
@@ -54,7 +54,9 @@ ENDLESS = {
     "time": "{{ strftime_now('%1000000000d') }}",
     "macro of itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     # Each call makes two more.
-    "macro twice of itself": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(80) }}",
+    "macro twice of itself": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(80) }}"
+    ),
     "recursive loop": "{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     "nested parentheses": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
     "nested blocks": "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,

@@ -45,7 +45,9 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def save_tiny(folder: Path, family: str, seed: int = 0, *, shard: str = "5GB", **changes: Any) -> PreTrainedModel:
+def save_tiny(
+    folder: Path, family: str, seed: int = 0, *, shard: str = "5GB", **changes: Any
+) -> PreTrainedModel:
     """Save `tiny_model` as safetensors in `folder` (sharded by `shard`) and return it."""
     model = tiny_model(family, seed, **changes)
     model.save_pretrained(folder, max_shard_size=shard)

@@ -15,7 +15,7 @@ BOS, EOS = "<s>", "</s>"
 
 
 def byte_level() -> Tokenizer:
-    """Ids 0..255 are the bytes, 256 is "ab", 257 and 258 are BOS and EOS, 259 is <tool>: added, not special."""
+    """Ids 0..255 are the bytes, 256 is "ab", 257 is BOS, 258 is EOS, 259 is <tool>: added, not special."""
     vocab = {character: byte for byte, character in enumerate(BYTE_LEVEL_CHARACTERS)}
     tokenizer = Tokenizer(models.BPE(vocab={**vocab, "ab": 256}, merges=[("a", "b")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -24,7 +24,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece(*, decoder: str = "llama") -> Tokenizer:
-    """Words with a mark for the space before them, and a token for each byte; decoded as llama or metaspace."""
+    """Words that carry the space before them, and a token a byte; decoded as llama does or by metaspace."""
     words = ["▁", "▁a", "▁b", "▁c", "a", "b", "c", "▁▁", "日", "é"]
     vocab = {
         word: number for number, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])

@@ -44,7 +44,12 @@ class OrtOps:
     """Ops on the names of graph tensors."""
 
     def __init__(
-        self, spec: ModelSpec, graph: GraphSpec, schemes: Schemes, weights: PackedWeights, builder: GraphBuilder
+        self,
+        spec: ModelSpec,
+        graph: GraphSpec,
+        schemes: Schemes,
+        weights: PackedWeights,
+        builder: GraphBuilder,
     ) -> None:
         self.spec, self.graph, self.schemes = spec, graph, schemes
         self.weights, self.builder = weights, builder
@@ -201,9 +206,13 @@ class OrtOps:
         lse = node("ReduceLogSumExp", [wide, "-1"], "lse.kept")
         node("Squeeze", [lse, "-1"], "lse")
         probabilities = node("Softmax", [wide], "probabilities", axis=-1)
-        mean = node("ReduceSum", [node("Mul", [probabilities, wide], "p_logits"), "-1"], "mean_logit", keepdims=0)
+        mean = node(
+            "ReduceSum", [node("Mul", [probabilities, wide], "p_logits"), "-1"], "mean_logit", keepdims=0
+        )
         node("Sub", ["lse", mean], "entropy")
-        picked = node("GatherElements", [wide, node("Unsqueeze", ["next_ids", "-1"], "next_column")], "picked", axis=2)
+        picked = node(
+            "GatherElements", [wide, node("Unsqueeze", ["next_ids", "-1"], "next_column")], "picked", axis=2
+        )
         node("Squeeze", [picked, "-1"], "next_logits")
         count = self.builder.constant("n_top", np.array([min(TOP_IDS, self.spec.vocab_size)], np.int64))
         self.builder.nodes("TopK", [wide, count], ["top_logits", "top_ids"], axis=-1, largest=1, sorted=1)
@@ -235,7 +244,9 @@ class OrtOps:
             **attributes,
         )
 
-    def _blocks(self, name: str, stored: StoredMatrix, three_dimensional: bool = False) -> tuple[str, str, list[str]]:
+    def _blocks(
+        self, name: str, stored: StoredMatrix, three_dimensional: bool = False
+    ) -> tuple[str, str, list[str]]:
         """Names of codes, scales and zero points; the embedding reads the codes as (N, bytes), products as blocks."""
         assert stored.scales is not None
         n_rows, n_blocks, width = stored.data.shape

@@ -175,10 +175,13 @@ class OrtSession:
         for name in feeds.keys() & wanted.keys():
             spec, array = wanted[name], feeds[name]
             fits = len(array.shape) == len(spec.shape) and all(
-                isinstance(size, str) or size == actual for size, actual in zip(spec.shape, array.shape, strict=True)
+                isinstance(size, str) or size == actual
+                for size, actual in zip(spec.shape, array.shape, strict=True)
             )
             if array.dtype != spec.dtype or not fits:
-                wrong.append(f"{name} is {array.dtype}{list(array.shape)}, expected {spec.dtype}{list(spec.shape)}")
+                wrong.append(
+                    f"{name} is {array.dtype}{list(array.shape)}, expected {spec.dtype}{list(spec.shape)}"
+                )
         if wrong:
             raise BackendError(f"a pass was given wrong inputs: {'; '.join(sorted(wrong))}")
 

@@ -120,7 +120,7 @@ def test_writing_twice_gives_the_same_bytes(smollm2: Path, smollm2_gguf: Path, t
 
 @pytest.mark.slow
 def test_rebuilt_qwen_cuts_text_as_the_original(tmp_path: Path) -> None:
-    """D26: NFC, one word a digit, contractions in capitals too; the ids are those of the published tokenizer."""
+    """D26: NFC, one word a digit, contractions in capitals too; the ids are as measured."""
     from semspec.export.recipes import load_recipe
     from semspec.export.sources import fetch
 

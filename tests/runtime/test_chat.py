@@ -53,31 +53,51 @@ CALLS = [
 FEATURES = {
     "blocks are trimmed": "  {% for m in messages %}\n    {{ m.content }}\n  {% endfor %}\nend\n",
     "json": "{{ messages|tojson }} {{ messages[0]|tojson(indent=2) }} {{ tools|tojson }}",
-    "json options": "{{ {'b': 1, 'a': 'ü'}|tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}",
-    "loop controls": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "json options": (
+        "{{ {'b': 1, 'a': 'ü'}|tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}"
+    ),
+    "loop controls": (
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}"
+    ),
     "loop facts": (
         "{% for m in messages %}{{ loop.index0 }}/{{ loop.length }}{{ loop.revindex }}{{ loop.last }}"
         "{{ loop.previtem.role if loop.previtem }}{{ loop.nextitem.role if loop.nextitem }} {% endfor %}"
     ),
-    "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}",
+    "generation": (
+        "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{{ x }}{% endfor %}"
+    ),
     "namespace": (
         "{% set ns = namespace(seen=false, text='') %}{% for m in messages if m.role != 'system' %}"
-        "{% set ns.seen = true %}{% set ns.text = ns.text + m.role ~ '|' ~ loop.index %}{% endfor %}{{ ns.seen }}{{ ns.text }}"
+        "{% set ns.seen = true %}{% set ns.text = ns.text + m.role ~ '|' ~ loop.index %}{% endfor %}"
+        "{{ ns.seen }}{{ ns.text }}"
     ),
-    "macros": "{% macro show(m, end='.') %}{{ m.role }}{{ end }}{{ caller() if caller }}{% endmacro %}"
-    "{% for m in messages %}{{ show(m) }}{% endfor %}{% call show(messages[0]) %}called{% endcall %}",
-    "recursion": "{% for m in messages recursive %}{{ m.role }}{{ loop(m.inner) if m.inner }}{% endfor %}",
+    "macros": (
+        "{% macro show(m, end='.') %}{{ m.role }}{{ end }}{{ caller() if caller }}{% endmacro %}"
+        "{% for m in messages %}{{ show(m) }}{% endfor %}{% call show(messages[0]) %}called{% endcall %}"
+    ),
+    "recursion": (
+        "{% for m in [{'n': 1, 'l': [{'n': 2}, {'n': 3}]}] recursive %}{{ m.n }}{{ loop(m.l) if m.l }}{% endfor %}"
+    ),
     "strings": (
-        "{{ messages[0].content.strip().split(' ')[-1].replace('k', 'K') }}{{ ', '.join(['a', 'b']) }}{{ 'x' * 3 }}"
-        "{{ '%s: %5.1f' % ('a', 2) }}{{ '{} {:>4}'.format(1, 'b') }}{{ '%s'|format(3) }}{{ messages|map(attribute='role')|join('-') }}"
+        "{{ messages[0].content.strip().split(' ')[-1].replace('k', 'K') }}{{ ', '.join(['a', 'b']) }}"
+        "{{ 'x' * 3 }}{{ '%s: %5.1f' % ('a', 2) }}{{ '{} {:>4}'.format(1, 'b') }}{{ '%s'|format(3) }}"
+        "{{ messages|map(attribute='role')|join('-') }}"
     ),
     "filters": (
-        "{{ messages|length }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ 'a b'|title|upper|trim }}"
-        "{{ none|default('d', true) }}{{ {'b': 1, 'a': 2}|dictsort|first }}{{ 'a\nb'|indent(2, first=true) }}"
-        "{{ [3, 1, 2]|sort|reverse|list }}{{ 'abc'|list }}{{ messages[0].items()|list|length }}{{ 7|string ~ 8 }}"
+        "{{ messages|length }}{{ messages|selectattr('role', 'equalto', 'user')|list|length }}"
+        "{{ 'a b'|title|upper|trim }}{{ none|default('d', true) }}{{ {'b': 1, 'a': 2}|dictsort|first }}"
+        "{{ 'a\nb'|indent(2, first=true) }}{{ [3, 1, 2]|sort|reverse|list }}{{ 'abc'|list }}"
+        "{{ messages[0].items()|list|length }}{{ 7|string ~ 8 }}{{ '<&>'|escape }}{{ 'abcdef'|truncate(3) }}"
     ),
-    "tests": "{{ tools is defined }}{{ tools is none }}{{ nothing is defined }}{{ messages is iterable }}{{ messages[0] is mapping }}",
-    "slices": "{% for m in messages[1:] %}{{ m.role[:2] }}{% endfor %}{{ messages[-1]['role'] }}{{ messages[::-1][0].role }}",
+    "tests": (
+        "{{ tools is defined }}{{ tools is none }}{{ nothing is defined }}{{ messages is iterable }}"
+        "{{ messages[0] is mapping }}"
+    ),
+    "numbers": "{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 7 / 2 }}{{ 1 + 2 - 3 }}{{ -5 }}{{ 3.5|round|int }}",
+    "slices": (
+        "{% for m in messages[1:] %}{{ m.role[:2] }}{% endfor %}{{ messages[-1]['role'] }}"
+        "{{ messages[::-1][0].role }}"
+    ),
     "undefined": "[{{ nothing }}][{{ messages[0].nothing }}]{{ documents }}",
     "set block": "{% set text %}{{ messages[0].role }}\n{% endset %}{{ text * 2 }}{{ text|length }}",
     "date": "{{ strftime_now('%Y') }}",
@@ -161,7 +181,7 @@ def test_template_does_not_reach_python(
 @pytest.mark.parametrize("attempt", ENDLESS)
 def test_endless_template_is_stopped(attempt: str) -> None:
     """D54: time and size are limited; each of these would otherwise take the machine's memory, or hours."""
-    with pytest.raises(BundleError, match="^chat template ") as caught:
+    with pytest.raises(BundleError, match=r"^chat template ") as caught:
         ChatTemplate(ENDLESS[attempt], max_work=200_000).render(HI)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 

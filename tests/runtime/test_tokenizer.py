@@ -223,7 +223,7 @@ def test_plain_text_works_with_a_broken_template(tmp_path: Path) -> None:
 def test_missing_template_says_what_to_do(bytewise: Tokenizer) -> None:
     """D54: base models have none."""
     assert not bytewise.has_chat_template
-    with pytest.raises(BundleError, match="no chat template .* plain text instead"):
+    with pytest.raises(BundleError, match=r"no chat template .* plain text instead"):
         bytewise.encode_chat([{"role": "user", "content": "Hi"}])
 
 
@@ -263,6 +263,11 @@ BREAKAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         "decoder .*WordPiece.* is not supported here; supported: none, ByteFallback",
     ),
     "no bos": (_edited("tokenizer_config.json", bos_token=None, add_bos_token=True), "there is no bos_token"),
+    "bos flag": (
+        _edited("tokenizer_config.json", add_bos_token="yes"),
+        "add_bos_token must be true or false",
+    ),
+    "bos a number": (_edited("tokenizer_config.json", bos_token=1), "bos_token must be a token, found 1"),
     "unknown bos": (
         _edited("tokenizer_config.json", bos_token="<x>"),
         "bos_token '<x>' is not in the vocabulary",
@@ -300,7 +305,7 @@ def test_link_out_of_the_bundle_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_other_special_prefix_is_refused(tmp_path: Path) -> None:
-    """Families that start every text with several control tokens are not known here: better said than half done."""
+    """Families that start every text with several control tokens are not known here."""
     backend = tiny.byte_level()
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="</s> <s> $A", special_tokens=[("<s>", 257), ("</s>", 258)]
