@@ -2,8 +2,7 @@
 #   make demo                       the default Python
 #   make test PYTHON=python3.12     another one (after `make clean`)
 #   make test ARGS="-k sampling"    what follows pytest, `semspec demo` or the benchmark
-# The tests need torch. Where pip finds only the build with CUDA (2 GB more), point it at a CPU build, for example with
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+# The tests need torch: where pip finds only the build with CUDA (2 GB more), point pip at a CPU build first.
 
 PYTHON ?= python3
 ARGS ?=

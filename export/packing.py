@@ -41,12 +41,14 @@ class Schemes:
         block_size: int = 32,
         quantizer: str = "mse",
     ) -> Schemes:
-        """Schemes by name; under int4 layers, head and embedding default to int8, otherwise to the layers' own.
+        """Schemes by name, with a block size of their own behind a slash if wanted (`int4/64`).
 
-        Head and embedding always have blocks of 32, which give a lone row of logits the bits of one among many.
+        Under int4 layers, head and embedding default to int8, otherwise to the layers' own name. block_size is
+        for the layers; the others default to blocks of 32, where a lone row of logits costs no second one.
         Raises ConfigError for unknown names.
         """
-        outer = "int8" if layers == "int4" else layers
+        name = layers.partition("/")[0]
+        outer = "int8" if name == "int4" else name
         if quantizer not in QUANTIZERS:
             raise ConfigError(f"quantizer must be one of {', '.join(QUANTIZERS)}, got {quantizer!r}")
         return cls(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Floats
 
-__all__ = ["BLOCK_SIZES", "QUANTIZERS", "SCHEMES", "Packed", "Scheme", "pack", "unpack"]
+__all__ = ["BLOCK_SIZES", "QUANTIZERS", "SCHEMES", "Packed", "Scheme", "pack", "scheme", "unpack"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -65,12 +65,19 @@ BITS: Mapping[str, int] = {"fp32": 32, "int8": 8, "int4": 4}
 SCHEMES = tuple(BITS)
 
 
-def scheme(name: str, block_size: int) -> Scheme:
-    """The scheme called `name` with blocks of `block_size`. Raises ConfigError for unknown ones."""
+def scheme(text: str, block_size: int) -> Scheme:
+    """`int4`, or `int4/64` with its own block size instead of the given one. Raises ConfigError for unknown ones."""
+    name, _, own = text.partition("/")
+    if own:
+        block_size = int(own) if own.isdecimal() else 0
     if name not in BITS:
-        raise ConfigError(f"precision must be one of {', '.join(SCHEMES)}, got {name!r}")
+        raise ConfigError(
+            f"precision must be one of {', '.join(SCHEMES)}, or one with its block size such as int4/64, got {text!r}"
+        )
     if block_size not in BLOCK_SIZES:
-        raise ConfigError(f"block size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {block_size}")
+        raise ConfigError(
+            f"block size must be one of {', '.join(map(str, BLOCK_SIZES))}, got {own or block_size}"
+        )
     return Scheme(name=name, bits=BITS[name], block_size=0 if name == "fp32" else block_size)
 
 

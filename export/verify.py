@@ -11,7 +11,7 @@ it ran on. 64 tokens of one text rank precisions; they do not measure a model's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ FP16_PEAK = 16_000.0  # fp16 ends at 65,504; sums of a few such states leave no 
 # layers' precision -> (largest mean KL in nats, smallest top-1 agreement) that is still the model
 LIMITS: Mapping[str, tuple[float, float]] = {"fp32": (1e-3, 0.99), "int8": (0.05, 0.93), "int4": (0.6, 0.6)}
 GRADES = ((0.01, "faithful"), (0.1, "good"), (0.3, "fair"), (float("inf"), "rough"))
+GOOD_GRADES = ("faithful", "good")
 BETTER = {"int4": "int8", "int8": "fp32"}
 
 
@@ -44,6 +45,7 @@ class Quality:
 
     kl: mean KL(reference || graph) in nats. top1: share of rows with the same arg-max. cosine: least cosine of
     any row of any pooled layer. state_peak: largest |state| of the reference, any layer. grade: kl in a word.
+    better: the next better precision of the layers, where the grade leaves room for it.
     """
 
     level: str
@@ -53,6 +55,7 @@ class Quality:
     cosine: float
     state_peak: float
     grade: str
+    better: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest."""
@@ -84,7 +87,8 @@ def verify_graph(
     reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
     quality = compare(reference, logits, states, level)
     judge(quality, scheme)
-    return quality
+    wanting = quality.grade not in GOOD_GRADES
+    return replace(quality, better=BETTER.get(scheme.name, "") if wanting else "")
 
 
 def check_bits(

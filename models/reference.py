@@ -64,7 +64,8 @@ class NumpyOps:
 
     def norm(self, x: Floats, weight: str) -> Floats:
         scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
-        return x / scale * self.weights.read(weight)
+        normed: Floats = x / scale * self.weights.read(weight)
+        return normed
 
     def add_norm(self, stream: Floats, branch: Floats, weight: str) -> tuple[Floats, Floats]:
         total = stream + branch
@@ -109,7 +110,8 @@ class NumpyOps:
         gate, up = np.split(gate_up, 2, axis=-1)
         # exp(-x) overflows to inf for large negative gates, where silu is 0 as it should be
         with np.errstate(over="ignore"):
-            return gate / (1 + np.exp(-gate)) * up
+            gated: Floats = gate / (1 + np.exp(-gate)) * up
+        return gated
 
     def state(self, index: int, x: Floats) -> None:
         self.state_peaks.append(float(np.abs(x).max()))

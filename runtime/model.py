@@ -14,7 +14,7 @@ import numpy as np
 
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.contract import GraphSpec, check_ports, kv_pairs
-from semspec.runtime.errors import BackendError, ConfigError
+from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Array, Floats, Forward
 
 __all__ = ["CachedModel", "LanguageModel"]
@@ -101,7 +101,10 @@ class CachedModel:
         pooled: Floats | None = None,
         hidden: Sequence[int] = (),
     ) -> Forward:
-        """See LanguageModel.forward. Raises ConfigError for no or too many tokens, rows or states that are not there."""
+        """See LanguageModel.forward; wanted rows ascend.
+
+        Raises ConfigError for no or too many tokens, and for states the graph does not return.
+        """
         n_new = len(ids)
         if not 1 <= n_new <= self.max_context - self.length:
             raise ConfigError(

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Floats", "Forward", "Ints", "Progress", "TensorSpec"]
+__all__ = ["Array", "Floats", "Forward", "Ints", "Progress", "Step", "TensorSpec"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -47,3 +47,14 @@ class Forward:
     logits: Floats
     pooled: Floats | None = None
     hidden: Mapping[int, Floats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One round of the decoding loop: the ids it committed, and on the last one why it is the last.
+
+    finish_reason: `stop` (an end id), `length` (max_tokens or the context), None while there is more.
+    """
+
+    ids: tuple[int, ...]
+    finish_reason: str | None = None

@@ -98,8 +98,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; BOS in front exactly when the tokenizer adds it, and never twice.
 
-        An end token that the tokenizer would append is left out: a prompt is there to be continued.
+        An end token that the tokenizer would append is left out: a prompt is there to be continued. Raises
+        ConfigError: not text, or half of a surrogate pair in it.
         """
+        try:
+            text.encode("utf-8")
+        except (AttributeError, UnicodeEncodeError):
+            raise ConfigError(f"text must be a str that UTF-8 can hold, got {ascii(text)[:80]}") from None
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if self._adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the real small model, fetched once through semspec's own sources."""
+"""Fixtures shared by all tests: the real small model, fetched once through semspec's own sources, and its bundle."""
 
 from __future__ import annotations
 
@@ -14,3 +14,20 @@ def smollm2_gguf() -> Path:
     from semspec.export.sources import fetch
 
     return fetch(load_recipe("smollm2-135m").target)
+
+
+@pytest.fixture(scope="session")
+def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 alone, exported at the defaults (int4) and through the quick gate: a real bundle, to be read only."""
+    from semspec.export.packing import Schemes
+    from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+
+    out = tmp_path_factory.mktemp("smollm2") / "bundle"
+    request = ModelRequest(
+        path=smollm2_gguf,
+        name="SmolLM2-135M-Instruct",
+        source="smollm2-135m",
+        schemes=Schemes.choose("int4"),
+        licence="apache-2.0",
+    )
+    return export_pair(request, None, out, ExportSettings()).path

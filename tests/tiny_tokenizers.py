@@ -12,6 +12,26 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from semspec.runtime.pieces import BYTE_LEVEL_CHARACTERS
 
 BOS, EOS = "<s>", "</s>"
+BYTES = list(BYTE_LEVEL_CHARACTERS)
+GGUF_METADATA: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [*BYTES, "ab", "<s>", "</s>", "<|eot|>", "<tool>", "[PAD261]"],
+    "tokenizer.ggml.token_type": [1] * 257 + [3, 3, 3, 4, 5],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 257,
+    "tokenizer.ggml.eos_token_id": 258,
+}
+TEXTS = (
+    "Hello world",
+    "I'm sure they'LL say: we've DON'T.",
+    "x = [i**2 for i in range(10)]\n\tif x:\r\n\t\tprint(f'{x!r}')  # 3.14\n\n\n",
+    "1234567890 12,345.67 ½ ²",
+    "naïve café — 😊👩‍🚀 ﬁ e\u0301 Å",
+    "日本語テスト 中文，你好。 한국어 русский ελληνικά עברית العربية हिन्दी ไทย",
+    "  two  spaces   \n  three",
+    "<|im_start|>user\nHi<|im_end|>",
+)
 
 
 def byte_level() -> Tokenizer:

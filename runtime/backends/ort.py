@@ -56,7 +56,7 @@ class OrtBackend:
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self._spin)))
         try:
             session = ort.InferenceSession(str(graph), options, providers=[PROVIDERS[self.name]])
-        except Exception as error:  # noqa: BLE001  onnxruntime raises a dozen unrelated classes
+        except Exception as error:  # onnxruntime raises a dozen unrelated classes
             raise BackendError(f"onnxruntime cannot open {graph}: {_first_line(error)}") from error
         if session.get_providers()[0] != PROVIDERS[self.name]:
             raise BackendError(
@@ -122,7 +122,7 @@ class OrtSession:
             np.copyto(plan.feeds[name], array, casting="no")
         try:
             self._session.run_with_iobinding(plan.binding)
-        except Exception as error:  # noqa: BLE001  as in open
+        except Exception as error:  # as in open
             raise BackendError(f"onnxruntime failed in a pass: {_first_line(error)}") from error
         return plan.fetched
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
@@ -210,6 +211,14 @@ def test_id_outside_the_vocabulary_is_an_error(bytewise: Tokenizer) -> None:
     for token_id in (260, -1):
         with pytest.raises(ConfigError, match=r"token id must be in 0\.\.259"):
             bytewise.decode([token_id])
+
+
+@pytest.mark.parametrize("text", ["a\ud800", None])
+def test_what_is_no_text_is_an_error(bytewise: Tokenizer, text: Any) -> None:
+    """JSON can carry half a surrogate pair; the message must be printable all the same."""
+    with pytest.raises(ConfigError, match="text must be a str that UTF-8 can hold, got") as caught:
+        bytewise.encode(text)
+    str(caught.value).encode("utf-8")
 
 
 def test_plain_text_works_with_a_broken_template(tmp_path: Path) -> None:

