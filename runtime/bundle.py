@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from semspec.runtime.contract import GRAPHS, GraphSpec
+from semspec.runtime.contract import GraphSpec
 from semspec.runtime.errors import BundleError
 from semspec.runtime.external import check_external_data
 from semspec.runtime.segments import Boundary
+from semspec.runtime.tokenizer import CONFIG, GENERATION_CONFIG, TOKENIZER
+from semspec.runtime.typed import read_typed, shown
 
 __all__ = [
     "FORMAT",
@@ -32,6 +34,7 @@ __all__ = [
 FORMAT = 1
 MANIFEST = "semspec.json"
 ROLES = ("target", "draft")
+TOKENIZER_FILES = (TOKENIZER, CONFIG, GENERATION_CONFIG)
 MANIFEST_BYTES = 16 << 20  # a larger one is not ours
 
 
@@ -84,15 +87,19 @@ class Bundle:
         """Read and check a bundle. verify: check every hash as well.
 
         Raises BundleError: no bundle, unknown format, a file that is missing, of another size or content, or
-        that lies outside the folder.
+        that lies outside the folder. Not checked: files that the manifest does not list; no part of it is
+        read from one, except a chat template that was put there.
         """
-        manifest = _read_manifest(path)
-        for name, entry in manifest.files.items():
-            _check_file(path, name, entry, verify)
-        bundle = cls(path, manifest)
-        for role, model in manifest.models.items():
-            for graph in model.graphs:
-                check_external_data(bundle.graph_file(role, graph))
+        try:
+            manifest = _read_manifest(path)
+            for name, entry in manifest.files.items():
+                _check_file(path, name, entry, verify)
+            bundle = cls(path, manifest)
+            for role, model in manifest.models.items():
+                for graph in model.graphs:
+                    bundle._check_data(role, graph)
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read: {error}") from error
         return bundle
 
     @property
@@ -116,6 +123,15 @@ class Bundle:
             )
         return self.path / graph_path(role, graph)
 
+    def _check_data(self, role: str, graph: str) -> None:
+        """The files a graph keeps its weights in are files of the manifest."""
+        file = self.graph_file(role, graph)
+        for name in check_external_data(file):
+            if f"{role}/onnx/{name}" not in self.manifest.files:
+                raise BundleError(
+                    f"{file} keeps weights in {shown(name)}, which {MANIFEST} does not list; export the bundle again"
+                )
+
 
 def graph_path(role: str, graph: str) -> str:
     """Where a graph lies inside a bundle."""
@@ -124,7 +140,8 @@ def graph_path(role: str, graph: str) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write semspec.json, the last file of a bundle."""
-    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    # what cannot be written in UTF-8, a file name of other bytes, becomes JSON's own \\u escape
+    (folder / MANIFEST).write_bytes(manifest.to_json().encode("utf-8", "backslashreplace"))
 
 
 def sha256_of(path: Path) -> str:
@@ -137,7 +154,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
+    file = inside(path, MANIFEST)
     if not file.is_file():
         raise BundleError(
             f"{path} is not a bundle: it has no {MANIFEST}; make one with semspec-export --out {path}"
@@ -148,42 +165,35 @@ def _read_manifest(path: Path) -> Manifest:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{file} is not readable JSON ({error}); export the bundle again") from None
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
+    found = content.pop("format", None) if isinstance(content, dict) else None
+    if type(found) is not int or found != FORMAT:
         raise BundleError(
-            f"{file} has format {found!r}; this semspec reads format {FORMAT}: export the bundle again, "
+            f"{file} has format {shown(found)}; this semspec reads format {FORMAT}: export the bundle again, "
             f"or install the semspec that wrote it"
         )
     try:
-        return _parse(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(
-            f"{file} is damaged ({type(error).__name__}: {error}); export the bundle again"
-        ) from None
+        manifest: Manifest = read_typed(Manifest, content, "manifest")
+        _check_manifest(manifest)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{file} is damaged ({error}); export the bundle again") from None
+    return manifest
 
 
-def _parse(content: Mapping[str, Any]) -> Manifest:
-    models = {role: _parse_model(value) for role, value in content["models"].items()}
+def _check_manifest(manifest: Manifest) -> None:
+    """What its types do not say. Raises ValueError."""
+    models = manifest.models
     if "target" not in models or set(models) - set(ROLES):
-        raise ValueError(f"models must be a target and at most a draft, found {', '.join(models) or 'none'}")
-    files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-    unlisted = {
-        graph_path(role, graph) for role, model in models.items() for graph in model.graphs
-    } - files.keys()
-    if unlisted:
-        raise ValueError(f"graphs without a file entry: {', '.join(sorted(unlisted))}")
-    boundary = Boundary(**content["boundary"])
-    return Manifest(models=models, boundary=boundary, files=files, origin=dict(content["origin"]))
-
-
-def _parse_model(value: Mapping[str, Any]) -> BundleModel:
-    graphs = {}
-    for name, sizes in value["graphs"].items():
-        if name not in GRAPHS:
-            raise ValueError(f"unknown graph {name!r}")
-        layers = {key: tuple(sizes[key]) for key in ("pooled_layers", "hidden_layers")}
-        graphs[name] = GraphSpec(**{**sizes, **layers})
-    return BundleModel(**{**value, "graphs": graphs})
+        raise ValueError(
+            f"models must be a target and at most a draft, found {shown(', '.join(models) or 'none')}"
+        )
+    for role, model in models.items():
+        for name, graph in model.graphs.items():
+            if name != graph.graph:
+                raise ValueError(f"the {role}'s graph {shown(name)} says that it is {shown(graph.graph)}")
+    needed = {graph_path(role, graph) for role, model in models.items() for graph in model.graphs}
+    needed |= {f"tokenizer/{name}" for name in TOKENIZER_FILES}
+    if missing := sorted(needed - manifest.files.keys()):
+        raise ValueError(f"files must list {', '.join(missing)}")
 
 
 def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None:
@@ -200,18 +210,27 @@ def _check_file(folder: Path, name: str, entry: FileEntry, verify: bool) -> None
         )
     if verify and (found := sha256_of(path)) != entry.sha256:
         raise BundleError(
-            f"{path} was changed: sha256 {found}, expected {entry.sha256}; export the bundle again"
+            f"{path} was changed: sha256 {found}, expected {shown(entry.sha256)}; export the bundle again"
         )
 
 
 def inside(folder: Path, name: str) -> Path:
     """The path of `name` in `folder`. Raises BundleError for one that leads out, links included."""
     pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or not pure.parts or ":" in pure.parts[0]:
+    if (
+        pure.is_absolute()
+        or not pure.parts
+        or ".." in pure.parts
+        or any(character in "\\:" or not character.isprintable() for character in name)
+    ):
         raise BundleError(
-            f"{folder / MANIFEST} names {name!r}, which leads out of the bundle; refuse this bundle"
+            f"{folder / MANIFEST} names {shown(name)}, which leads out of the bundle; refuse this bundle"
         )
     path = folder.joinpath(*pure.parts)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        stays = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file can have
+        raise BundleError(f"{folder / MANIFEST} names {shown(name)}, which no file can be: {error}") from None
+    if not stays:
         raise BundleError(f"{path} is a link that leads out of the bundle; refuse this bundle")
     return path
