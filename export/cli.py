@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from semspec.export.pipeline import ExportReport, ModelRequest
+    from semspec.export.packing import Schemes
+    from semspec.export.pipeline import ExportReport, ExportSettings, ModelRequest
+    from semspec.export.sources import Source
     from semspec.runtime.records import Progress
 
 __all__ = ["demo", "export", "fetch"]
@@ -68,16 +70,26 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     at all.
     """
     from semspec.export.pipeline import export_pair
+    from semspec.export.staging import check_free
+    from semspec.runtime.bundle import ROLES
 
     started = time.perf_counter()
+    sources, settings = _plan(options)
+    schemes = [_schemes(source, options, role) for source, role in zip(sources, ROLES, strict=False)]
+    # downloads may take long: what can be refused is refused before
+    check_free(out.resolve(), options["force"])
     with _progress() as on_progress:
-        target, draft, settings = _plan(options, on_progress)
+        requests = [
+            _fetched(source, scheme, options["source"], on_progress)
+            for source, scheme in zip(sources, schemes, strict=True)
+        ]
+        target, draft = requests if len(requests) == 2 else (requests[0], None)
         report = export_pair(target, draft, out, settings, force=options["force"], on_progress=on_progress)
     _print_report(report, time.perf_counter() - started, as_json)
 
 
-def _plan(options: dict[str, Any], on_progress: Progress) -> tuple[ModelRequest, ModelRequest | None, Any]:
-    """Requests and settings from the options; sources are fetched here."""
+def _plan(options: dict[str, Any]) -> tuple[list[Source], ExportSettings]:
+    """The sources of the target and, where there is one, of the draft; and the settings."""
     from dataclasses import replace
 
     from semspec.export.pipeline import ExportSettings
@@ -91,15 +103,14 @@ def _plan(options: dict[str, Any], on_progress: Progress) -> tuple[ModelRequest,
     if options["recipe"] is not None and options["draft"] is not None:
         raise ConfigError("--recipe names its own draft: leave out --draft, or give --target and --draft")
     boundary = Boundary()
+    sources: list[Source]
     if options["recipe"] is not None:
         recipe = load_recipe(options["recipe"])
-        sources: tuple[Any, Any] = (recipe.target, recipe.draft)
+        sources = [model for model in (recipe.target, recipe.draft) if model is not None]
         boundary = recipe.boundary
     else:
-        sources = (
-            parse_source(options["target"]),
-            parse_source(options["draft"]) if options["draft"] else None,
-        )
+        given = (options["target"], options["draft"])
+        sources = [parse_source(text) for text in given if text is not None]
     if options["segment_cap"] is not None:
         cap = options["segment_cap"]
         boundary = replace(boundary, max_tokens=cap, min_tokens=min(boundary.min_tokens, max(cap, 1)))
@@ -111,27 +122,20 @@ def _plan(options: dict[str, Any], on_progress: Progress) -> tuple[ModelRequest,
         boundary=boundary,
         verify=options["verify"],
     )
-    target = _request(sources[0], options, options["precision"], on_progress)
-    draft = None
-    if sources[1] is not None:
-        precision = options["draft_precision"] or options["precision"]
-        draft = _request(sources[1], options, precision, on_progress)
-    return target, draft, settings
+    return sources, settings
 
 
-def _request(
-    source: Any, options: dict[str, Any], precision: str | None, on_progress: Progress
-) -> ModelRequest:
-    """Fetch one source and decide its schemes: options first, then the recipe's, then our defaults."""
+def _schemes(source: Source, options: dict[str, Any], role: str) -> Schemes:
+    """How the weights of one model are stored: options first, then the recipe's, then our defaults."""
     from semspec.export.packing import Schemes
-    from semspec.export.pipeline import ModelRequest
     from semspec.export.recipes import RecipeModel
-    from semspec.export.sources import choose_source
-    from semspec.export.sources import fetch as fetch_source
 
+    precision = options["precision"]
+    if role == "draft":
+        precision = options["draft_precision"] or precision
     known = source.precision if isinstance(source, RecipeModel) and precision is None else None
     head = options["head_precision"] or (known.head if known else None)
-    schemes = Schemes.choose(
+    return Schemes.choose(
         precision or (known.layers if known else "int4"),
         head=head,
         embedding=options["embedding_precision"]
@@ -140,9 +144,18 @@ def _request(
         block_size=options["block_size"] or (known.block_size if known else 32),
         quantizer=options["quantizer"],
     )
-    path = fetch_source(source, prefer=options["source"], on_progress=on_progress)
+
+
+def _fetched(source: Source, schemes: Schemes, prefer: str | None, on_progress: Progress) -> ModelRequest:
+    """Bring one source onto this machine."""
+    from semspec.export.pipeline import ModelRequest
+    from semspec.export.recipes import RecipeModel
+    from semspec.export.sources import choose_source
+    from semspec.export.sources import fetch as fetch_source
+
+    path = fetch_source(source, prefer=prefer, on_progress=on_progress)
     if isinstance(source, RecipeModel):
-        chosen = choose_source(source, options["source"])
+        chosen = choose_source(source, prefer)
         return ModelRequest(
             path=path, name=source.name, source=str(chosen), schemes=schemes, licence=source.licence
         )
@@ -215,16 +228,15 @@ def fetch(recipe: str, source: str | None, as_json: bool) -> None:
 def demo(context: click.Context, out: Path, recipe: str, question: str, max_tokens: int) -> None:
     """Fetch a small open pair of models, export it into one bundle, and answer a question from it."""
     from semspec.export.recipes import load_recipe
-    from semspec.runtime.bundle import Bundle
+    from semspec.runtime.bundle import MANIFEST, ROLES, Bundle
 
     chosen = load_recipe(recipe)
     names = [model.name for model in (chosen.target, chosen.draft) if model is not None]
-    if (out / "semspec.json").is_file():
-        made = Bundle.open(out).manifest.models
-        if [model.name for model in made.values()] != names:
-            raise click.UsageError(
-                f"{out} holds {', '.join(m.name for m in made.values())}; give another --out"
-            )
+    if (out / MANIFEST).is_file():
+        models = Bundle.open(out).manifest.models
+        found = [models[role].name for role in ROLES if role in models]
+        if found != names:
+            raise click.UsageError(f"{out} holds {' and '.join(found)}; give another --out")
         click.echo(f"1. {out} is there already: used as it is (delete it to export again)", err=True)
     else:
         click.echo(f"1. fetching and exporting {' and '.join(names)} into {out}", err=True)
@@ -248,10 +260,11 @@ def _answer(bundle: Path, question: str, max_tokens: int) -> None:
         for delta in llm.stream_chat(messages, SamplingParams(max_tokens=max_tokens)):
             click.echo(delta.text, nl=False)
     stats = delta.stats
+    assert stats.ttft_ms is not None
+    rate = f"{1000 / stats.tpot_ms:.1f} tokens/s while writing, " if stats.tpot_ms else ""
     click.echo(
-        f"\n\n{stats.generated_tokens} tokens after {stats.prompt_tokens} of the prompt: "
-        f"{1000 / (stats.tpot_ms or 1):.1f} tokens/s while writing, first token after {stats.ttft_ms or 0:.0f} ms "
-        "(this machine's CPU, the target alone)"
+        f"\n\n{stats.generated_tokens} tokens after {stats.prompt_tokens} of the prompt: {rate}"
+        f"first token after {stats.ttft_ms:.0f} ms (this machine's CPU, the target alone)"
     )
 
 

@@ -58,12 +58,25 @@ class Schemes:
             quantizer=quantizer,
         )
 
+    @property
+    def coarsest(self) -> tuple[str, Scheme]:
+        """The class of weights with the fewest bits, layers before head before embedding: what errors come from.
+
+        Returned as the option that sets it, and its scheme.
+        """
+        classes = {
+            "--precision": self.layers,
+            "--head-precision": self.head,
+            "--embedding-precision": self.embedding,
+        }
+        return min(classes.items(), key=lambda item: item[1].bits)
+
     def check_tied(self) -> None:
         """A tied head is stored once, so it has one precision. Raises ConfigError when two were asked for."""
         if self.head != self.embedding:
             raise ConfigError(
                 f"this model ties its head to its embedding, which is stored once: head precision "
-                f"{self.head.name} and embedding precision {self.embedding.name} must be equal"
+                f"{self.head} and embedding precision {self.embedding} must be equal"
             )
 
     def describe(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from semspec.export.checkpoint import Checkpoint, expected_tensors, open_checkpoint
-from semspec.export.dialects.ort import build_ort_graph
+from semspec.export.dialects.ort import build_ort_graph, check_model
 from semspec.export.packing import PackedWeights, Schemes
 from semspec.export.staging import require_space, staged
 from semspec.export.tying import SAME_MATRIX, SharedHead, head_difference
@@ -30,7 +30,7 @@ from semspec.models.spec import ModelSpec
 from semspec.runtime.backends import open_backend
 from semspec.runtime.bundle import BundleModel, FileEntry, Manifest, sha256_of, write_manifest
 from semspec.runtime.contract import GraphSpec
-from semspec.runtime.errors import ConfigError, PairError
+from semspec.runtime.errors import BundleError, ConfigError, PairError, SourceError
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats, Progress
 from semspec.runtime.segments import Boundary
@@ -111,15 +111,16 @@ def export_pair(
     """Export a target, and a draft unless None, into the bundle `out`, which appears complete or not at all.
 
     Raises SourceError (checkpoint), PairError (vocabularies), BundleError (output folder, space, a graph the
-    gate refuses), ConfigError (settings that do not fit the model).
+    gate refuses), ConfigError (settings that do not fit the model), BackendError (no engine for the gate).
     """
+    if settings.verify != "off":
+        open_backend("cpu")  # the gate's engine: missed now, not after the work
     requests = {"target": target} if draft is None else {"target": target, "draft": draft}
     checkpoints = {role: open_checkpoint(request.path) for role, request in requests.items()}
     plans = {role: _plan(checkpoints[role], request, settings) for role, request in requests.items()}
     with staged(out, force=force) as folder:
         require_space(out, sum(plan.n_bytes for plan in plans.values()))
-        tokenizer = _write_tokenizers(folder, checkpoints)
-        ids = tokenizer.encode(_gate_text())
+        ids = _gate_ids(_write_tokenizers(folder, checkpoints), plans)
         reports = {}
         for role, plan in plans.items():
             reports[role] = _export_model(folder / role, role, plan, ids, settings, on_progress)
@@ -137,6 +138,7 @@ def export_pair(
 class _Plan:
     """One model, ready to be written: its weights as they will be stored, and the graphs to build."""
 
+    name: str
     checkpoint: Checkpoint
     spec: ModelSpec
     weights: Weights
@@ -148,7 +150,9 @@ class _Plan:
 def _plan(checkpoint: Checkpoint, request: ModelRequest, settings: ExportSettings) -> _Plan:
     spec: ModelSpec = checkpoint.spec
     weights: Weights = checkpoint
-    if not spec.tied and request.schemes.head == request.schemes.embedding:
+    check_model(spec)
+    rounds = request.schemes.head.block_size > 0  # fp32 promises the checkpoint's own numbers, both of them
+    if not spec.tied and rounds and request.schemes.head == request.schemes.embedding:
         difference = head_difference(checkpoint)
         if difference < SAME_MATRIX:
             logger.info("%s: head and embedding differ by %.3f and are stored once", request.name, difference)
@@ -157,17 +161,20 @@ def _plan(checkpoint: Checkpoint, request: ModelRequest, settings: ExportSetting
         request.schemes.check_tied()
     graphs = {graph: _graph_spec(spec, graph, settings) for graph in settings.graphs}
     return _Plan(
+        name=request.name,
         checkpoint=checkpoint,
         spec=spec,
         weights=weights,
         schemes=request.schemes,
         graphs=graphs,
-        n_bytes=_estimate_bytes(spec, request.schemes),
+        n_bytes=_estimate_bytes(spec, request.schemes, settings.graphs),
     )
 
 
 def _graph_spec(spec: ModelSpec, graph: str, settings: ExportSettings) -> GraphSpec:
-    context = settings.max_context or min(DEFAULT_CONTEXT, spec.max_positions)
+    context = settings.max_context
+    if context is None:
+        context = min(DEFAULT_CONTEXT, spec.max_positions)
     if not 2 <= context <= spec.max_positions:
         raise ConfigError(
             f"max context must be between 2 and {spec.max_positions}, the positions this model was trained for, "
@@ -232,7 +239,7 @@ def _export_model(
     if settings.verify != "off":
         quality = _verify(onnx_folder, role, plan, ids, settings, on_progress)
     return ModelReport(
-        name=plan.checkpoint.path.name,
+        name=plan.name,
         weights_bytes=(onnx_folder / "weights.data").stat().st_size,
         export_s=exported - started,
         verify_s=time.perf_counter() - exported,
@@ -252,18 +259,21 @@ def _verify(
         if on_progress:
             on_progress(f"{role}: verify", done, total)
 
-    with CachedModel(open_backend("cpu"), folder / "cpu.onnx", plan.graphs["cpu"]) as model:
-        quality = verify_graph(
-            model,
-            plan.checkpoint.spec,
-            plan.checkpoint,
-            ids,
-            plan.schemes.layers,
-            level=settings.verify,
-            on_row=on_row,
-        )
-    if "cuda" in plan.graphs:
-        check_fp16(quality.state_peak)
+    try:
+        with CachedModel(open_backend("cpu"), folder / "cpu.onnx", plan.graphs["cpu"]) as model:
+            quality = verify_graph(
+                model,
+                plan.checkpoint.spec,
+                plan.checkpoint,
+                ids,
+                plan.schemes,
+                level=settings.verify,
+                on_row=on_row,
+            )
+        if "cuda" in plan.graphs:
+            check_fp16(quality.state_peak)
+    except BundleError as error:
+        raise BundleError(f"{role} {plan.name}: {error}") from None
     return quality
 
 
@@ -302,24 +312,33 @@ def _write_tokenizers(folder: Path, checkpoints: Mapping[str, Checkpoint]) -> To
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
-    """Every id that both know must mean the same string. Raises PairError naming the first that does not."""
+    """Every id below both sizes must mean the same bytes. Raises PairError naming the first that does not."""
     for token_id in range(min(target.vocab_size, draft.vocab_size)):
-        ours, theirs = target.token_text(token_id), draft.token_text(token_id)
+        ours, theirs = target.token_bytes(token_id), draft.token_bytes(token_id)
         if ours != theirs:
             raise PairError(
-                f"target and draft do not share a vocabulary: id {token_id} is {ours!r} in the target and "
-                f"{theirs!r} in the draft; choose a draft of the target's family"
+                f"target and draft do not share a vocabulary: id {token_id} is {_text(ours)} in the target and "
+                f"{_text(theirs)} in the draft; choose a draft of the target's family"
             )
 
 
-def _estimate_bytes(spec: ModelSpec, schemes: Schemes) -> int:
+def _text(token: bytes) -> str:
+    """A token as text, or as bytes where it is a part of a character."""
+    try:
+        return repr(token.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(token)
+
+
+def _estimate_bytes(spec: ModelSpec, schemes: Schemes, graphs: tuple[str, ...]) -> int:
     """Size of the stored weights, close enough to refuse a disk that is too small."""
     shapes = expected_tensors(spec)
     outer = {EMBEDDING: schemes.embedding, HEAD: schemes.head}
-    bits = sum(
-        float(np.prod(shape)) * outer.get(name, schemes.layers).bits_per_weight
-        for name, shape in shapes.items()
-    )
+    plain = sum(8 * np.dtype(ACTIVATIONS[graph]).itemsize for graph in graphs)  # stored in each graph's dtype
+    bits = 0.0
+    for name, shape in shapes.items():
+        scheme = outer.get(name, schemes.layers)
+        bits += float(np.prod(shape)) * (scheme.bits_per_weight if scheme.block_size else plain)
     return int(bits / 8 * 1.02) + (64 << 20)
 
 
@@ -351,5 +370,14 @@ def _origin(requests: Mapping[str, ModelRequest]) -> dict[str, Any]:
     return {"versions": versions, "sources": {role: request.source for role, request in requests.items()}}
 
 
-def _gate_text() -> str:
-    return resources.files("semspec.export").joinpath("gate_text.txt").read_text(encoding="utf-8")
+def _gate_ids(tokenizer: Tokenizer, plans: Mapping[str, _Plan]) -> list[int]:
+    """The gate's text. Raises SourceError where it has ids that a model has no rows for."""
+    text = resources.files("semspec.export").joinpath("gate_text.txt").read_text(encoding="utf-8")
+    ids = tokenizer.encode(text)
+    for role, plan in plans.items():
+        if max(ids) >= plan.spec.vocab_size:
+            raise SourceError(
+                f"{role} {plan.name}: has {plan.spec.vocab_size} rows of embedding, and the target's tokenizer gives "
+                f"id {max(ids)} for plain English: they do not belong together"
+            )
+    return ids

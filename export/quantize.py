@@ -216,8 +216,9 @@ def _error(columns: Floats, codes: Floats, scales: Floats, zeros: Floats) -> Flo
 
 
 def _inverse(scales: Floats) -> Floats:
-    """1 / scales, 0 where a block is all zero."""
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    """1 / scales, 0 where a block is zero or too near it to divide by."""
+    tiny = np.finfo(np.float32).tiny
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= tiny)
 
 
 QUANTIZERS: Mapping[str, Callable[[Floats], Quantized]] = {"rtn": _rtn, "mse": _mse}

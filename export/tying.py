@@ -1,7 +1,7 @@
 """One matrix for embedding and head where a file carries it twice.
 
 GGUF files of tied models often hold the head again, rounded more finely. Storing both would cost the bundle a
-fifth of its size for two roundings of the same numbers.
+fifth of its size for two roundings of the same numbers. Where they are stored unrounded (fp32) both are kept.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from semspec.export.packing import Schemes
 from semspec.export.quantize import Scheme
 from semspec.models.ops import Weights
 from semspec.models.reference import ReferenceRun, run_reference
@@ -32,7 +33,7 @@ CHUNKS = (3, 5, 1, 7, 2, 6, 4)
 WRONG_TOKENS = (1, 2, 3, 5, 8, 16)
 FP16_PEAK = 16_000.0  # fp16 ends at 65,504; sums of a few such states leave no room above this
 
-# layers' precision -> (largest mean KL in nats, smallest top-1 agreement) that is still the model
+# coarsest precision in the graph -> (largest mean KL in nats, smallest top-1 agreement) that is still the model
 LIMITS: Mapping[str, tuple[float, float]] = {"fp32": (1e-3, 0.99), "int8": (0.05, 0.93), "int4": (0.6, 0.6)}
 GRADES = ((0.01, "faithful"), (0.1, "good"), (0.3, "fair"), (float("inf"), "rough"))
 GOOD_GRADES = ("faithful", "good")
@@ -67,27 +68,31 @@ def verify_graph(
     spec: ModelSpec,
     weights: Weights,
     ids: Sequence[int],
-    scheme: Scheme,
+    schemes: Schemes,
     *,
     level: str,
     on_row: Callable[[int, int], None] | None = None,
 ) -> Quality:
     """Run the gate on one open graph. ids: the fixed text; its first GATE_TOKENS[level] are used.
 
-    Raises BundleError for a graph that is refused, saying why and what to do; ConfigError for a text that is
-    too short.
+    Raises BundleError for a graph that is refused, saying why and what to do; ConfigError for a context or a
+    text that is too short.
     """
     count = min(GATE_TOKENS[level], model.max_context - max(WRONG_TOKENS))
-    if len(ids) < count or count < 2:
+    if count < 2:
         raise ConfigError(
-            f"the gate's text has {len(ids)} tokens and {count} are needed; raise --max-context"
+            f"the gate needs a context of at least {2 + max(WRONG_TOKENS)} tokens, got {model.max_context}; "
+            "raise --max-context, or skip the gate with --verify off"
         )
+    if len(ids) < count:
+        raise ConfigError(f"the gate's text has {len(ids)} tokens and {count} are needed; use --verify quick")
     text = list(ids[:count])
     logits, states = check_bits(model, text, on_row)
     reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
     quality = compare(reference, logits, states, level)
-    judge(quality, scheme)
-    wanting = quality.grade not in GOOD_GRADES
+    option, scheme = schemes.coarsest
+    judge(quality, scheme, option)
+    wanting = quality.grade not in GOOD_GRADES and scheme == schemes.layers
     return replace(quality, better=BETTER.get(scheme.name, "") if wanting else "")
 
 
@@ -126,19 +131,20 @@ def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats
         top1=top1,
         cosine=cosine,
         state_peak=max(reference.state_peaks),
-        grade=next(word for limit, word in GRADES if kl < limit),
+        grade=next((word for limit, word in GRADES if kl < limit), GRADES[-1][1]),  # NaN is below nothing
     )
 
 
-def judge(quality: Quality, scheme: Scheme) -> None:
-    """Refuse what is broken. Raises BundleError with the figures, the limits and the next better precision."""
+def judge(quality: Quality, scheme: Scheme, option: str = "--precision") -> None:
+    """Refuse what is broken. scheme: the coarsest in the graph; option: what sets it.
+
+    Raises BundleError with the figures, the limits and the next better precision.
+    """
     most_kl, least_top1 = LIMITS[scheme.name]
     if not (quality.kl <= most_kl and quality.top1 >= least_top1):
         better = BETTER.get(scheme.name)
         repair = (
-            f"use --precision {better}"
-            if better
-            else "this is a fault of semspec or of the engine: report it"
+            f"use {option} {better}" if better else "this is a fault of semspec or of the engine: report it"
         )
         raise BundleError(
             f"the {scheme} graph is not the model any more: mean KL {quality.kl:.3g} (at most {most_kl:g}), "
@@ -192,7 +198,13 @@ def _require_equal(found: Floats, expected: Floats, cut: str) -> None:
 
 
 def _kl(reference: Floats, found: Floats) -> float:
-    """KL(softmax(reference) || softmax(found)) in nats, in double precision."""
+    """KL(softmax(reference) || softmax(found)) in nats, in double precision.
+
+    Two to one against one to two: 2/3 ln(2/3 / 1/3) + 1/3 ln(1/3 / 2/3) = ln(2) / 3.
+
+    >>> round(_kl(np.log([2, 1]), np.log([1, 2])), 6), round(float(np.log(2) / 3), 6)
+    (0.231049, 0.231049)
+    """
     want, have = (_log_softmax(row.astype(np.float64)) for row in (reference, found))
     return float(np.sum(np.exp(want) * (want - have)))
 

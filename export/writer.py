@@ -8,7 +8,6 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,7 +127,7 @@ class GraphBuilder:
         return outputs
 
     def constant(self, name: str, value: Array) -> str:
-        """A small constant kept inside the graph file."""
+        """A small constant kept inside the graph file, if a node reads it."""
         self._initializers.setdefault(name, onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
@@ -148,14 +147,14 @@ class GraphBuilder:
 
     def save(self, path: Path, metadata: dict[str, str]) -> None:
         """Write the graph file; the same graph gives the same bytes."""
-        graph = helper.make_graph(
-            self._nodes, self.name, self._inputs, self._outputs, list(self._initializers.values())
-        )
+        read = {name for node in self._nodes for name in node.input}
+        initializers = [tensor for name, tensor in self._initializers.items() if name in read]
+        graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, initializers)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="semspec")
         helper.set_model_props(model, dict(sorted(metadata.items())))
-        with ExitStack() as stack:
-            stack.enter_context(path.open("xb")).write(model.SerializeToString(deterministic=True))
+        with path.open("xb") as file:
+            file.write(model.SerializeToString(deterministic=True))
 
 
 def _value_info(spec: TensorSpec) -> onnx.ValueInfoProto:

@@ -63,7 +63,7 @@ def _yarn(rope: Rope, plain: Doubles, head_size: int) -> Doubles:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
     planes = np.arange(head_size // 2, dtype=np.float64)
-    interpolated = np.clip((planes - low) / max(high - low, 0.001), 0.0, 1.0)
+    interpolated = np.clip((planes - low) / ((high - low) or 0.001), 0.0, 1.0)
     return (1 - interpolated) * plain + interpolated * plain / rope.factor
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 __all__ = ["ModelSpec", "Rope", "UnsupportedModel"]
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "factors")
+# kind -> the keys of rope_scaling without which it means nothing
+ROPE_KINDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+    "factors": ("factors",),
+}
 
 
 class UnsupportedModel(ValueError):
@@ -42,23 +49,33 @@ class Rope:
     truncate: bool = True
     factors: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("theta", "factor"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise UnsupportedModel(f"rope {name} must be above 0, got {getattr(self, name)}")
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any], max_positions: int) -> Rope:
         """Read rope_theta with rope_scaling (keys `type` or `rope_type`), or the newer rope_parameters.
 
-        Raises UnsupportedModel for a kind that is not in ROPE_KINDS.
+        Raises UnsupportedModel for a kind that is not in ROPE_KINDS, and for one that lacks its numbers.
         """
         nested = config.get("rope_parameters")
-        scaling = dict(nested or config.get("rope_scaling") or {})
+        given = nested or config.get("rope_scaling") or {}
+        scaling = {
+            "original_max_position_embeddings": config.get("original_max_position_embeddings"),
+            **given,
+        }
         theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        # a rope_scaling that names no kind is a fault; rope_parameters are written for unscaled models too
+        kind = given.get("rope_type", given.get("type", None if given and not nested else "default"))
         if kind not in ROPE_KINDS:
             raise UnsupportedModel(
                 f"rope scaling {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}"
             )
-        original = scaling.get("original_max_position_embeddings")
-        if original is None:
-            original = config.get("original_max_position_embeddings") or max_positions
+        lacking = [key for key in ROPE_KINDS[kind] if scaling.get(key) is None]
+        if lacking:
+            raise UnsupportedModel(f"rope scaling {kind!r} lacks {', '.join(lacking)}")
         optional = {
             key: scaling[key] for key in ("attention_factor", "mscale", "mscale_all_dim") if key in scaling
         }
@@ -66,7 +83,7 @@ class Rope:
             theta=theta,
             kind=kind,
             factor=float(scaling.get("factor", 1.0)),
-            original_positions=int(original),
+            original_positions=int(scaling["original_max_position_embeddings"] or max_positions),
             low_frequency_factor=float(scaling.get("low_freq_factor", 1.0)),
             high_frequency_factor=float(scaling.get("high_freq_factor", 4.0)),
             beta_fast=float(scaling.get("beta_fast") or 32.0),
@@ -105,6 +122,12 @@ class ModelSpec:
         if self.n_heads % self.n_kv_heads:
             raise UnsupportedModel(
                 f"{self.n_heads} query heads cannot be grouped over {self.n_kv_heads} key heads: not a multiple"
+            )
+        if self.head_size % 2:
+            raise UnsupportedModel(f"head size must be even for rotary positions, got {self.head_size}")
+        if self.rope.kind == "factors" and len(self.rope.factors) != self.head_size // 2:
+            raise UnsupportedModel(
+                f"rope factors must be {self.head_size // 2}, half the head size, got {len(self.rope.factors)}"
             )
         if not (math.isfinite(self.norm_eps) and self.norm_eps > 0):
             raise UnsupportedModel(f"norm epsilon must be positive, got {self.norm_eps}")

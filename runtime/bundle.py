@@ -17,12 +17,13 @@ from semspec.runtime.contract import GraphSpec
 from semspec.runtime.errors import BundleError
 from semspec.runtime.external import check_external_data
 from semspec.runtime.segments import Boundary
-from semspec.runtime.tokenizer import CONFIG, GENERATION_CONFIG, TOKENIZER
+from semspec.runtime.tokenizer import CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, TOKENIZER
 from semspec.runtime.typed import read_typed, shown
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
+    "ROLES",
     "Bundle",
     "BundleModel",
     "FileEntry",
@@ -87,8 +88,8 @@ class Bundle:
         """Read and check a bundle. verify: check every hash as well.
 
         Raises BundleError: no bundle, unknown format, a file that is missing, of another size or content, or
-        that lies outside the folder. Not checked: files that the manifest does not list; no part of it is
-        read from one, except a chat template that was put there.
+        that lies outside the folder. Files that the manifest does not list are not looked at; nothing of
+        the bundle is ever read from one.
         """
         try:
             manifest = _read_manifest(path)
@@ -98,8 +99,12 @@ class Bundle:
             for role, model in manifest.models.items():
                 for graph in model.graphs:
                     bundle._check_data(role, graph)
+            if (bundle.tokenizer / CHAT_TEMPLATE).exists():
+                bundle._require_listed(f"tokenizer/{CHAT_TEMPLATE}")
         except OSError as error:
-            raise BundleError(f"{path} cannot be read: {error}") from error
+            raise BundleError(
+                f"{path} cannot be read: {error.strerror} ({shown(str(error.filename))})"
+            ) from error
         return bundle
 
     @property
@@ -124,13 +129,16 @@ class Bundle:
         return self.path / graph_path(role, graph)
 
     def _check_data(self, role: str, graph: str) -> None:
-        """The files a graph keeps its weights in are files of the manifest."""
-        file = self.graph_file(role, graph)
-        for name in check_external_data(file):
-            if f"{role}/onnx/{name}" not in self.manifest.files:
-                raise BundleError(
-                    f"{file} keeps weights in {shown(name)}, which {MANIFEST} does not list; export the bundle again"
-                )
+        for name in check_external_data(self.graph_file(role, graph)):
+            self._require_listed(f"{role}/onnx/{name}")
+
+    def _require_listed(self, name: str) -> None:
+        """What is read has an entry, so its size and hash are known."""
+        if name not in self.manifest.files:
+            raise BundleError(
+                f"{self.path / MANIFEST} does not list {shown(name)}, which belongs to the bundle; "
+                f"export the bundle again"
+            )
 
 
 def graph_path(role: str, graph: str) -> str:
@@ -187,6 +195,8 @@ def _check_manifest(manifest: Manifest) -> None:
             f"models must be a target and at most a draft, found {shown(', '.join(models) or 'none')}"
         )
     for role, model in models.items():
+        if "cpu" not in model.graphs:
+            raise ValueError(f"the {role} lacks its graph 'cpu', which every bundle has")
         for name, graph in model.graphs.items():
             if name != graph.graph:
                 raise ValueError(f"the {role}'s graph {shown(name)} says that it is {shown(graph.graph)}")
@@ -221,7 +231,8 @@ def inside(folder: Path, name: str) -> Path:
         pure.is_absolute()
         or not pure.parts
         or ".." in pure.parts
-        or any(character in "\\:" or not character.isprintable() for character in name)
+        or ":" in pure.parts[0]
+        or any(character == "\\" or character < " " for character in name)
     ):
         raise BundleError(
             f"{folder / MANIFEST} names {shown(name)}, which leads out of the bundle; refuse this bundle"
@@ -229,8 +240,10 @@ def inside(folder: Path, name: str) -> Path:
     path = folder.joinpath(*pure.parts)
     try:
         stays = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file can have
-        raise BundleError(f"{folder / MANIFEST} names {shown(name)}, which no file can be: {error}") from None
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
+        raise BundleError(
+            f"{folder / MANIFEST} names {shown(name)}, which cannot be a file of the bundle; refuse this bundle"
+        ) from None
     if not stays:
         raise BundleError(f"{path} is a link that leads out of the bundle; refuse this bundle")
     return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +43,24 @@ def generate(
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Answer PROMPT with the models of BUNDLE; a PROMPT of - is read from standard input.
+    """Answer PROMPT with the models of BUNDLE; a PROMPT of - is read from standard input, less a final newline.
 
     The chat template is applied unless --raw. Sampling options not given here are the model's own
     (generation_config.json in the bundle).
     """
-    from semspec.runtime.config import SamplingParams
+    from dataclasses import replace
+
     from semspec.runtime.errors import ConfigError
     from semspec.runtime.llm import LLM
 
     if raw and system is not None:
         raise ConfigError("--system belongs to a chat and --raw is plain text: give one of them")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     given = {name: value for name, value in sampling.items() if value is not None}
     with LLM(bundle, backend=backend, threads=threads, verify=verify) as llm:
-        params = SamplingParams.from_generation_config(llm.tokenizer.generation, **given)
+        params = replace(llm.default_sampling, **given)
+        if not raw and not llm.tokenizer.has_chat_template:
+            raise ConfigError(f"{bundle} has no chat template; add --raw to continue plain text")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": text})
         deltas = llm.stream(text, params) if raw else llm.stream_chat(messages, params)
@@ -70,12 +73,23 @@ def generate(
                 click.echo(delta.text, nl=False)
     if as_json:
         answer = {"text": "".join(pieces), "token_ids": token_ids, "finish_reason": delta.finish_reason}
-        click.echo(json.dumps({**answer, "stats": _stats(delta.stats)}, ensure_ascii=False))
+        click.echo(json.dumps({**answer, "stats": _stats(delta.stats)}))
     else:
         click.echo()
     if stats:
         for name, value in _stats(delta.stats).items():
             click.echo(f"{name}: {value}", err=True)
+
+
+def _read_stdin() -> str:
+    """All of standard input as UTF-8, whatever the locale; the newline that echo adds is not part of a prompt."""
+    from semspec.runtime.errors import ConfigError
+
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is not UTF-8 text ({error}); convert it first") from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _stats(summary: Any) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def _stats(summary: Any) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON line.")
 def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
     """Show the models, graphs, precisions and measured quality in BUNDLE."""
-    from semspec.runtime.bundle import Bundle
+    from semspec.runtime.bundle import ROLES, Bundle
 
     opened = Bundle.open(bundle, verify=verify)
     if as_json:
@@ -106,8 +120,8 @@ def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
     click.echo(f"{bundle}: {len(opened.manifest.files)} files, {_mib(total)}, {checked}")
     boundary = opened.manifest.boundary
     click.echo(f"segments end at: {boundary.kind}, {boundary.min_tokens} to {boundary.max_tokens} tokens")
-    for role, model in opened.manifest.models.items():
-        click.echo(f"\n{role}: {model.name}")
+    for role in [role for role in ROLES if role in opened.manifest.models]:
+        click.echo(f"\n{role}: {opened.model(role).name}")
         for name, value in _model_rows(opened, role):
             click.echo(f"  {name:<12} {value}")
 
@@ -115,31 +129,39 @@ def inspect(bundle: Path, verify: bool, as_json: bool) -> None:
 def _model_rows(bundle: Any, role: str) -> list[tuple[str, str]]:
     model = bundle.model(role)
     size = sum(entry.size for name, entry in bundle.manifest.files.items() if name.startswith(f"{role}/"))
-    rows = [("source", model.source["from"]), ("sha256", model.source["sha256"])]
-    rows += [("licence", model.source["licence"] or "not stated"), ("size", _mib(size))]
+    names = {"source": "from", "sha256": "sha256", "licence": "licence"}
+    rows = [(name, model.source.get(key) or "not stated") for name, key in names.items()]
+    rows.append(("size", _mib(size)))
     rows += [(name, value) for name, value in model.precision.items()]
     for name, graph in model.graphs.items():
-        rows.append(
-            ("graph", f"{name}: context {graph.max_context}, {graph.n_layers} layers, width {graph.width}")
-        )
-    sizes = next(iter(model.graphs.values()))
-    rows.append(("pooled", f"states {', '.join(map(str, sizes.pooled_layers))} of 0..{sizes.n_layers}"))
-    rows.append(
-        ("hidden", f"states {', '.join(map(str, sizes.hidden_layers))}" if sizes.hidden_layers else "none")
-    )
+        sizes = f"context {graph.max_context}, {graph.n_layers} layers, width {graph.width}"
+        rows.append(("graph", f"{name}: {sizes}"))
+        rows.append(("  pooled", _states(graph.pooled_layers)))
+        rows.append(("  hidden", _states(graph.hidden_layers)))
     rows.append(("quality", quality_line(model.quality)))
     return rows
 
 
+def _states(indices: Sequence[int]) -> str:
+    return f"states {', '.join(map(str, indices))}" if indices else "none"
+
+
 def quality_line(quality: Mapping[str, Any]) -> str:
     """The gate's figures in a line; what to do for better ones where there is something."""
+    from semspec.runtime.errors import BundleError
+
     if not quality:
         return "not measured (exported with --verify off)"
     better = f"; better: --precision {quality['better']}" if quality.get("better") else ""
-    return (
-        f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, least cosine "
-        f"{quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
-    )
+    try:
+        return (
+            f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, least cosine "
+            f"{quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(
+            f"the quality figures in the manifest are damaged ({error!r}); export again"
+        ) from None
 
 
 def _mib(n_bytes: int) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from semspec.runtime.errors import BundleError
+from semspec.runtime.errors import BundleError, ConfigError
 from semspec.runtime.records import TensorSpec
 
 __all__ = ["GRAPHS", "PORTS", "PROBE_PORTS", "GraphSpec", "Port", "check_ports", "kv_pairs", "probe_ports"]
@@ -25,6 +25,16 @@ TOP_IDS = 64  # candidates returned by top_logits and top_ids
 
 ALL = frozenset(GRAPHS)
 CPU, CUDA, NATIVE, PRIMITIVE = (frozenset({name}) for name in GRAPHS)
+FLOATS = ("float32", "float16", "bfloat16")
+# A manifest is a stranger's: these keep a number in it from filling the memory. No model comes near.
+MOST = {
+    "n_layers": 4096,
+    "n_kv_heads": 4096,
+    "head_size": 1 << 16,
+    "width": 1 << 20,
+    "vocab_size": 1 << 24,
+    "max_context": 1 << 28,
+}
 IN_PLACE = ALL - PRIMITIVE  # graphs that write the cache themselves
 SIGNALS = ALL - CPU  # a CPU graph has the logits in memory already: see PORTS
 
@@ -121,7 +131,8 @@ PROBE_PORTS: tuple[Port, ...] = (
 class GraphSpec:
     """The sizes a graph was built with: everything the contract needs to become concrete.
 
-    activation: dtype of logits and hidden states; cache: dtype of keys and values.
+    activation: dtype of logits and hidden states; cache: dtype of keys and values. Raises ConfigError: a
+    size, a layer or a dtype that no graph has.
     """
 
     graph: str
@@ -135,6 +146,22 @@ class GraphSpec:
     hidden_layers: tuple[int, ...] = ()
     activation: str = "float32"
     cache: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.graph not in GRAPHS:
+            raise ConfigError(f"graph must be one of {', '.join(GRAPHS)}, got {self.graph!r}")
+        for name, most in MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be between 1 and {most}, got {getattr(self, name)}")
+        for name in ("pooled_layers", "hidden_layers"):
+            layers = getattr(self, name)
+            if list(layers) != sorted(set(layers) & set(range(self.n_layers + 1))):
+                raise ConfigError(
+                    f"{name} must be ascending state indices in 0..{self.n_layers}, got {list(layers)}"
+                )
+        for name in ("activation", "cache"):
+            if getattr(self, name) not in FLOATS:
+                raise ConfigError(f"{name} must be one of {', '.join(FLOATS)}, got {getattr(self, name)!r}")
 
     @property
     def capacity(self) -> int:

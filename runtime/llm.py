@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from semspec.runtime.backends import open_backend
+from semspec.runtime.backends import check_backend, open_backend
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import ConfigError
@@ -56,19 +57,20 @@ class LLM:
     bundle: the folder semspec-export wrote. backend: `cpu` or `cuda`; a missing one is an error, never another
     one. threads: CPU threads, None for one a core. verify: check the hash of every file first.
 
-    Raises BundleError and BackendError when opened.
+    Raises ConfigError (unknown backend), BundleError and BackendError when opened.
     """
 
     def __init__(
         self, bundle: str | Path, *, backend: str = "cpu", threads: int | None = None, verify: bool = False
     ) -> None:
+        check_backend(backend)
         self.bundle = Bundle.open(Path(bundle), verify=verify)
         self.tokenizer = Tokenizer.open(self.bundle.tokenizer)
         self.default_sampling = SamplingParams.from_generation_config(self.tokenizer.generation)
-        spec = self.bundle.model("target").graphs.get(backend)
         graph = self.bundle.graph_file("target", backend)
-        assert spec is not None
+        spec = self.bundle.model("target").graphs[backend]
         self.target = CachedModel(open_backend(backend, threads=threads), graph, spec)
+        self._n_requests = 0
 
     def __enter__(self) -> LLM:
         return self
@@ -99,9 +101,12 @@ class LLM:
         return _collect(self.stream_chat(messages, sampling, **variables))
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Delta]:
-        """As generate, piece by piece; the pieces joined are its text. Stop early by closing the iterator."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return self._stream(ids, sampling or self.default_sampling)
+        """As generate, piece by piece; the pieces joined are its text. May be left before its end.
+
+        Tokens are computed as pieces are taken. Going on after another request began raises ConfigError: there
+        is one memory.
+        """
+        return self._stream(self._ids(prompt), sampling or self.default_sampling)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None, **variables: Any
@@ -115,15 +120,29 @@ class LLM:
 
         layers: of those exported with --hidden-layers, None for all. Raises ConfigError for others.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = self._ids(prompt)
         wanted = self.target.spec.hidden_layers if layers is None else tuple(layers)
         if not wanted:
             raise ConfigError("this bundle returns no hidden states; export again with --hidden-layers")
+        self._n_requests += 1
         self.target.rewind(0)
         found = self.target.forward(ids, hidden=wanted)
         return {index: state.copy() for index, state in found.hidden.items()}
 
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes | bytearray):
+            raise ConfigError("a prompt is text or token ids, got bytes; decode them first")
+        ids = [operator.index(token) for token in prompt]
+        for token in ids:
+            if not 0 <= token < self.tokenizer.vocab_size:
+                raise ConfigError(f"token id must be in 0..{self.tokenizer.vocab_size - 1}, got {token}")
+        return ids
+
     def _stream(self, ids: Sequence[int], params: SamplingParams) -> Iterator[Delta]:
+        self._n_requests += 1
+        request = self._n_requests
         ledger = Ledger()
         text = self.tokenizer.stream(ids)
         for step in self._steps(ids, params, ledger):
@@ -134,6 +153,11 @@ class LLM:
                 finish_reason=step.finish_reason,
                 stats=ledger.summary(),
             )
+            if step.finish_reason is None and request != self._n_requests:
+                raise ConfigError(
+                    "another request on this LLM began before this one ended; finish one before the next, "
+                    "or open the bundle twice"
+                )
 
     def _steps(self, ids: Sequence[int], params: SamplingParams, ledger: Ledger) -> Iterator[Step]:
         return decode_autoregressive(

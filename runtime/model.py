@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from semspec.runtime.backends.base import Backend
+from semspec.runtime.backends.base import Backend, Tensor
 from semspec.runtime.contract import GraphSpec, check_ports, kv_pairs
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.records import Array, Floats, Forward
+from semspec.runtime.records import Array, Floats, Forward, Ints
 
 __all__ = ["CachedModel", "LanguageModel"]
 
@@ -103,7 +103,8 @@ class CachedModel:
     ) -> Forward:
         """See LanguageModel.forward; wanted rows ascend.
 
-        Raises ConfigError for no or too many tokens, and for states the graph does not return.
+        Raises ConfigError for no or too many tokens, ids, rows or states that are not there, and a pool of
+        another length.
         """
         n_new = len(ids)
         if not 1 <= n_new <= self.max_context - self.length:
@@ -111,18 +112,26 @@ class CachedModel:
                 f"cannot read {n_new} tokens after {self.length}: the context holds {self.max_context} "
                 f"(set by --max-context at export)"
             )
+        tokens = np.asarray(ids, np.int64)
+        # an engine may read zeros, or from the table's end, where an id has no row
+        if tokens.min() < 0 or tokens.max() >= self.spec.vocab_size:
+            raise ConfigError(
+                f"token ids must be in 0..{self.spec.vocab_size - 1}, got {tokens.min()}..{tokens.max()}"
+            )
         missing = sorted(set(hidden) - set(self.spec.hidden_layers))
         if missing:
             raise ConfigError(
                 f"hidden states {missing} are not in this graph; it has {list(self.spec.hidden_layers)} "
                 f"(set by --hidden-layers at export)"
             )
-        wanted = np.arange(n_new)[np.asarray(rows, np.int64)]
+        if pool is not None and pool.shape != (n_new,):
+            raise ConfigError(f"pool must have a weight for each of {n_new} tokens, got shape {pool.shape}")
+        wanted = _wanted(rows, n_new)
         chunks = [slice(start, min(start + CHUNK, n_new)) for start in range(0, n_new, CHUNK)]
         parts: list[Forward] = []
         for chunk in chunks:
             part = self._pass(
-                ids[chunk], wanted - chunk.start, pool if pool is None else pool[chunk], pooled, hidden
+                tokens[chunk], wanted - chunk.start, pool if pool is None else pool[chunk], pooled, hidden
             )
             parts.append(part if len(chunks) == 1 else _copied(part))
             pooled = parts[-1].pooled
@@ -130,7 +139,7 @@ class CachedModel:
 
     def _pass(
         self,
-        ids: Sequence[int],
+        ids: Ints,
         wanted: Array,
         pool: Floats | None,
         pooled: Floats | None,
@@ -142,24 +151,41 @@ class CachedModel:
         # a graph computes one row at least; a pass that is asked for none gives its last and drops it
         rows = inside if len(inside) else np.array([n_new - 1])
         feeds: dict[str, Array] = {
-            "input_ids": np.asarray(ids, np.int64)[None],
+            "input_ids": ids[None],
             "past_len": np.array([self.length], np.int64),
             "logit_rows": rows.astype(np.int64),
             "pool": np.zeros((1, n_new), np.float32) if pool is None else pool[None],
             "pooled_in": self._no_pool if pooled is None else pooled[None],
-            "spare": np.array([n_new % 2], np.int64),
         }
+        if self.spec.graph == "cpu":
+            feeds["spare"] = np.array([n_new % 2], np.int64)
+        else:
+            feeds["next_ids"] = np.zeros((1, len(rows)), np.int64)
         fetch = ["logits", *(f"hidden.{index}" for index in hidden)]
         if pool is not None:
             fetch.append("pooled")
         found = self._session.run(feeds, fetch)
         self.length += n_new
-        logits = found["logits"].numpy()[0, : len(inside)]
         return Forward(
-            logits=logits,
-            pooled=None if pool is None else found["pooled"].numpy()[0],
-            hidden={index: found[f"hidden.{index}"].numpy()[0] for index in hidden},
+            logits=_wide(found["logits"])[: len(inside)],
+            pooled=None if pool is None else _wide(found["pooled"]),
+            hidden={index: _wide(found[f"hidden.{index}"]) for index in hidden},
         )
+
+
+def _wanted(rows: Sequence[int], n_new: int) -> Array:
+    """Rows as ascending indices from 0. Raises ConfigError."""
+    wanted = np.asarray(rows, np.int64)
+    wanted = np.where(wanted < 0, wanted + n_new, wanted)
+    if np.any((wanted < 0) | (wanted >= n_new)) or np.any(wanted[1:] < wanted[:-1]):
+        raise ConfigError(f"rows must ascend within 0..{n_new - 1} (or -{n_new}..-1), got {list(rows)}")
+    return wanted
+
+
+def _wide(tensor: Tensor) -> Floats:
+    """The only text's values in fp32: the memory itself where it is fp32 already."""
+    values: Floats = tensor.numpy()[0].astype(np.float32, copy=False)
+    return values
 
 
 def _copied(part: Forward) -> Forward:

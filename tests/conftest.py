@@ -31,3 +31,16 @@ def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory)
         licence="apache-2.0",
     )
     return export_pair(request, None, out, ExportSettings()).path
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model over bytes (fp32, 128 tokens of context, states 0 and 3): quick, and odd in what it writes."""
+    import tiny_pairs
+
+    from semspec.export.pipeline import export_pair
+
+    folder = tmp_path_factory.mktemp("tiny")
+    checkpoint = tiny_pairs.save_checkpoint(folder / "checkpoint")
+    settings = tiny_pairs.settings(hidden_layers=(0, -1))
+    return export_pair(tiny_pairs.request(checkpoint), None, folder / "bundle", settings).path

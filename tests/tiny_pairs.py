@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import pytest
 import tiny_tokenizers
 from tiny import save_tiny, tiny_model
 from tiny_gguf import write_gguf
 from tokenizers import Tokenizer
 
 from semspec.export.packing import Schemes
-from semspec.export.pipeline import ExportSettings, ModelRequest
+from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+from semspec.runtime.errors import SemspecError
 
 ROWS = 270  # of the embedding; 260 are tokens
 EOS_ID = 258
@@ -90,3 +92,27 @@ def request(path: Path, precision: str = "fp32", *, name: str = "", **choices: A
 def settings(**changes: Any) -> ExportSettings:
     """Settings of a tiny export: 128 tokens of context, no gate (random weights fail it in int4)."""
     return ExportSettings(**{"max_context": 128, "verify": "off", **changes})
+
+
+def refused_export(
+    error: type[SemspecError],
+    folder: Path,
+    target: ModelRequest,
+    draft: ModelRequest | None = None,
+    **changes: Any,
+) -> str:
+    """The one line that an export into `folder`, made if it is missing, ends with; it has left nothing there."""
+    folder.mkdir(exist_ok=True)
+    with pytest.raises(error) as caught:
+        export_pair(target, draft, folder / "out", settings(**changes))
+    assert not list(folder.iterdir()), "something was left behind"
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path inside, with its bytes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }

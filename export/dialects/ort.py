@@ -10,14 +10,15 @@ import numpy as np
 
 from semspec.export.packing import PackedWeights, Schemes, StoredMatrix
 from semspec.export.quantize import Scheme
-from semspec.export.writer import MICROSOFT, GraphBuilder
+from semspec.export.writer import DTYPES, MICROSOFT, GraphBuilder
 from semspec.models.decoder import decode
 from semspec.models.ops import Linear
 from semspec.models.rope import rope_tables
 from semspec.models.spec import ModelSpec
 from semspec.runtime.contract import TOP_IDS, GraphSpec
+from semspec.runtime.errors import SourceError
 
-__all__ = ["OrtOps", "build_ort_graph"]
+__all__ = ["OrtOps", "build_ort_graph", "check_model"]
 
 # `spare`: on the CPU a row computed alone goes through other kernels than a row among several, and other kernels
 # round differently. Where `spare` is 1 the last row is computed twice and the copy dropped. Attention needs it
@@ -25,12 +26,18 @@ __all__ = ["OrtOps", "build_ort_graph"]
 # there, and in fp32, the row is repeated from the embedding on.
 ROW_STABLE_BLOCK = 32
 INT8_ACTIVATIONS = 4  # accuracy level of MatMulNBits: activations are rounded to int8 block by block
+FLOAT32, FLOAT16, INT32 = (DTYPES[name] for name in ("float32", "float16", "int32"))
+HEAD_SIZE_STEP = 16  # GroupQueryAttention refuses other head sizes when it runs (onnxruntime 1.23 to 1.32)
 
 
 def build_ort_graph(
     spec: ModelSpec, graph: GraphSpec, schemes: Schemes, weights: PackedWeights
 ) -> GraphBuilder:
-    """The whole decoder as one graph that follows the contract; weights go to their file on the way."""
+    """The whole decoder as one graph that follows the contract; weights go to their file on the way.
+
+    Raises SourceError as check_model does, before anything is read.
+    """
+    check_model(spec)
     builder = GraphBuilder(f"{spec.family}-{graph.graph}")
     builder.inputs(graph.inputs())
     ops = OrtOps(spec, graph, schemes, weights, builder)
@@ -38,6 +45,15 @@ def build_ort_graph(
     ops.finish(logits)
     builder.outputs(graph.outputs())
     return builder
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Refuse what the engine's kernels cannot compute. Raises SourceError."""
+    if spec.head_size % HEAD_SIZE_STEP:
+        raise SourceError(
+            f"attention heads of size {spec.head_size} are not supported: ONNX Runtime's attention needs a multiple "
+            f"of {HEAD_SIZE_STEP}; choose another model"
+        )
 
 
 class OrtOps:
@@ -73,9 +89,9 @@ class OrtOps:
         if self.pads_rows:
             n_rows = node("Add", ["n_new", "spare"], "n_rows")
         total = node("Add", ["past_len", n_rows], "total_lengths")
-        node("Cast", [node("Sub", [total, "1"], "last_rows")], "seqlens_k", to=6)
+        node("Cast", [node("Sub", [total, "1"], "last_rows")], "seqlens_k", to=INT32)
         longest = node("ReduceMax", [total], "longest", keepdims=0)
-        node("Cast", [longest], "total_sequence_length", to=6)
+        node("Cast", [longest], "total_sequence_length", to=INT32)
         tables = rope_tables(self.spec.rope, self.spec.head_size, self.graph.capacity)
         for name, table in zip(("cos", "sin"), tables, strict=True):
             stored = self.weights.table(f"{name}:{self.dtype}", table.astype(self.dtype))
@@ -109,12 +125,19 @@ class OrtOps:
         return embedded
 
     def norm(self, x: str, weight: str) -> str:
-        """Plain operators: the fused one is not in the standard, and this runs once a pass."""
+        """Plain operators: the fused one is not in the standard, and this runs once a pass.
+
+        Always in fp32: the squares of an embedding's small numbers, and epsilon, vanish in fp16.
+        """
         node, name = self.builder.node, _scope(weight)
-        epsilon = self.builder.constant("epsilon", np.array(self.spec.norm_eps, self.dtype))
-        mean = node("ReduceMean", [node("Mul", [x, x], f"{name}.squares"), "-1"], f"{name}.mean")
+        epsilon = self.builder.constant("epsilon", np.array(self.spec.norm_eps, np.float32))
+        wide = x if self.dtype == "float32" else node("Cast", [x], f"{name}.wide", to=FLOAT32)
+        mean = node("ReduceMean", [node("Mul", [wide, wide], f"{name}.squares"), "-1"], f"{name}.mean")
         scale = node("Sqrt", [node("Add", [mean, epsilon], f"{name}.shifted")], f"{name}.scale")
-        return node("Mul", [node("Div", [x, scale], f"{name}.unit"), self._vector(weight)], name)
+        unit = node("Div", [wide, scale], f"{name}.unit")
+        if self.dtype != "float32":
+            unit = node("Cast", [unit], f"{name}.narrow", to=FLOAT16)
+        return node("Mul", [unit, self._vector(weight)], name)
 
     def add_norm(self, stream: str, branch: str, weight: str) -> tuple[str, str]:
         name = _scope(weight)
@@ -194,7 +217,7 @@ class OrtOps:
         for index in self.graph.pooled_layers:
             states = self.pooled[index]
             if self.dtype != "float32":
-                states = node("Cast", [states], f"pool.{index}.states", to=1)
+                states = node("Cast", [states], f"pool.{index}.states", to=FLOAT32)
             sums.append(node("MatMul", [weights, states], f"pool.{index}"))
         new = node("Concat", sums, "pooled_new", axis=1)
         node("Add", ["pooled_in", new], "pooled")
@@ -202,7 +225,7 @@ class OrtOps:
     def _signals(self, logits: str) -> None:
         """lse, entropy, next_logits, top_logits, top_ids: (B, R), and 64 candidates of each row."""
         node = self.builder.node
-        wide = node("Cast", [logits], "logits.wide", to=1)
+        wide = node("Cast", [logits], "logits.wide", to=FLOAT32)
         lse = node("ReduceLogSumExp", [wide, "-1"], "lse.kept")
         node("Squeeze", [lse, "-1"], "lse")
         probabilities = node("Softmax", [wide], "probabilities", axis=-1)

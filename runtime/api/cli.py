@@ -6,6 +6,7 @@ traceback. An interruption exits with 130, a termination with 143, both after cl
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Callable
@@ -63,10 +64,12 @@ def export_main() -> NoReturn:
     _run(export, "semspec-export")
 
 
-def _run(command: Callable[..., object], name: str) -> NoReturn:
+def _run(command: Callable[..., int | None], name: str) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks must not end an answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command(prog_name=name, standalone_mode=False)
+        status = command(prog_name=name, standalone_mode=False)  # not None where help or a version was shown
     except SemspecError as error:
         _fail(name, " ".join(str(error).split()), 2 if isinstance(error, ConfigError) else 1)
     except ModuleNotFoundError as error:
@@ -74,15 +77,12 @@ def _run(command: Callable[..., object], name: str) -> NoReturn:
         if extra is None:
             raise
         _fail(name, f"this command needs {error.name}; install it with: pip install 'semspec[{extra}]'", 1)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo(f"{name}: interrupted", err=True)
-        sys.exit(130)
-    sys.exit(0)
+        _fail(name, "interrupted", 130)
+    sys.exit(status)
 
 
 def _fail(name: str, message: str, status: int) -> NoReturn:

@@ -7,21 +7,28 @@ from importlib import import_module
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.errors import ConfigError
 
-__all__ = ["BACKENDS", "open_backend"]
+__all__ = ["BACKENDS", "check_backend", "open_backend"]
 
 _MODULES = {"cpu": "ort", "cuda": "ort"}
 BACKENDS = tuple(_MODULES)
+
+
+def check_backend(name: str) -> None:
+    """Raises ConfigError for a name that no backend has; imports no engine."""
+    if name not in _MODULES:
+        raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
 
 
 def open_backend(name: str, *, threads: int | None = None, spin: bool = True) -> Backend:
     """The backend called `name`; nothing else is tried when it is missing.
 
     threads: CPU threads of each engine, None for one a core. spin: whether idle threads keep their core
-    (switch off where two engines share cores). Raises ConfigError for an unknown name, BackendError when
-    the engine cannot be imported or lacks the device.
+    (switch off where two engines share cores). Raises ConfigError for an unknown name or no threads,
+    BackendError when the engine cannot be imported or lacks the device.
     """
-    if name not in _MODULES:
-        raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+    check_backend(name)
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads must be at least 1, or None for one a core, got {threads}")
     module = import_module(f"semspec.runtime.backends.{_MODULES[name]}")
     backend: Backend = module.create(name, threads=threads, spin=spin)
     return backend

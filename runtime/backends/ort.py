@@ -6,6 +6,8 @@ few numbers of a call. The CUDA path follows the same calls; it has not been run
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +52,14 @@ class OrtBackend:
     def open(self, graph: Path) -> OrtSession:
         """Load a graph file; its weights are looked for beside it."""
         options = ort.SessionOptions()
-        options.intra_op_num_threads = self._threads or 0
+        options.intra_op_num_threads = self._threads or _default_threads()
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # its errors arrive as exceptions; on stderr they would come twice
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self._spin)))
-        try:
-            session = ort.InferenceSession(str(graph), options, providers=[PROVIDERS[self.name]])
+        try:  # enable_fallback=0: onnxruntime must not carry on with another provider, at opening or later
+            session = ort.InferenceSession(
+                str(graph), options, providers=[PROVIDERS[self.name]], enable_fallback=0
+            )
         except Exception as error:  # onnxruntime raises a dozen unrelated classes
             raise BackendError(f"onnxruntime cannot open {graph}: {_first_line(error)}") from error
         if session.get_providers()[0] != PROVIDERS[self.name]:
@@ -105,18 +109,21 @@ class OrtSession:
 
     def __init__(self, session: Any, backend: OrtBackend) -> None:
         self._session, self._backend = session, backend
+        self._bound: dict[tuple[str, str], OrtTensor] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
         self.inputs = tuple(_tensor_spec(node) for node in session.get_inputs())
         self.outputs = tuple(_tensor_spec(node) for node in session.get_outputs())
         self._specs = {spec.name: spec for spec in (*self.inputs, *self.outputs)}
-        self._bound: dict[tuple[str, str], OrtTensor] = {}
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+
+    def __del__(self) -> None:
+        self.close()
 
     def bind(self, input_name: str, output_name: str, tensor: OrtTensor) -> None:
         self._bound[input_name, output_name] = tensor
         self._plans.clear()
 
     def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, OrtTensor]:
-        key = (tuple(fetch), *((name, array.shape) for name, array in feeds.items()))
+        key = (tuple(fetch), *((name, array.shape, array.dtype) for name, array in feeds.items()))
         plan = self._plans.get(key) or self._plan(key, feeds, fetch)
         for name, array in feeds.items():
             np.copyto(plan.feeds[name], array, casting="no")
@@ -124,12 +131,11 @@ class OrtSession:
             self._session.run_with_iobinding(plan.binding)
         except Exception as error:  # as in open
             raise BackendError(f"onnxruntime failed in a pass: {_first_line(error)}") from error
-        return plan.fetched
+        return dict(plan.fetched)  # theirs to change; ours keeps the memory the engine writes to
 
     def close(self) -> None:
         # onnxruntime 1.23 on Python 3.10 crashed when a session went before its bindings
         for plan in self._plans.values():
-            plan.fetched.clear()
             plan.binding = None
         self._plans.clear()
         self._bound.clear()
@@ -186,12 +192,26 @@ class OrtSession:
             raise BackendError(f"a pass was given wrong inputs: {'; '.join(sorted(wrong))}")
 
     def _sizes(self, feeds: Mapping[str, Array]) -> dict[str, int]:
-        return {
-            letter: size
-            for name, array in feeds.items()
-            for letter, size in zip(self._specs[name].shape, array.shape, strict=True)
-            if isinstance(letter, str)
-        }
+        """What each letter stands for; one size in all inputs, the bound ones included. Raises BackendError."""
+        shapes = {name: array.shape for name, array in feeds.items()}
+        shapes |= {name: tensor.shape for (name, _), tensor in self._bound.items()}
+        sizes: dict[str, int] = {}
+        for name, shape in shapes.items():
+            for letter, size in zip(self._specs[name].shape, shape, strict=True):
+                if isinstance(letter, str) and sizes.setdefault(letter, size) != size:
+                    raise BackendError(
+                        f"a pass was given wrong inputs: {name} has {letter} = {size} where others have {sizes[letter]}"
+                    )
+        return sizes
+
+
+def _default_threads() -> int:
+    """0, which is onnxruntime's own count of cores, unless this process may use fewer: it would not notice."""
+    if sys.platform == "linux":
+        usable = len(os.sched_getaffinity(0))
+        if usable < (os.cpu_count() or 1):
+            return usable
+    return 0
 
 
 def _tensor_spec(node: Any) -> TensorSpec:
