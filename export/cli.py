@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["demo", "export", "fetch"]
 
 DEMO_RECIPE = "qwen2.5-coder"
-DEMO_QUESTION = (
-    "Write a Python function that returns the n-th Fibonacci number, and explain it in two sentences."
-)
+DEMO_QUESTION = "Write a Python function that checks whether a word is a palindrome."
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -47,7 +45,9 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--draft-precision", help="Of the draft's layers.  [default: --precision]")
 @click.option("--head-precision", help="Of the head.  [default: int8 under int4, else as the layers]")
 @click.option("--embedding-precision", help="Of the embedding.  [default: as the head]")
-@click.option("--block-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 32]")
+@click.option(
+    "--block-size", type=int, help="Weights a scale in layers; elsewhere write int8/64.  [default: 32]"
+)
 @click.option("--quantizer", default="mse", show_default=True, help="rtn: full range; mse: clip search.")
 @click.option("--graphs", default="cpu", show_default=True, help="cpu, or cpu,cuda.")
 @click.option(

@@ -150,7 +150,7 @@ class _Plan:
 def _plan(checkpoint: Checkpoint, request: ModelRequest, settings: ExportSettings) -> _Plan:
     spec: ModelSpec = checkpoint.spec
     weights: Weights = checkpoint
-    check_model(spec)
+    check_model(spec, request.schemes)
     rounds = request.schemes.head.block_size > 0  # fp32 promises the checkpoint's own numbers, both of them
     if not spec.tied and rounds and request.schemes.head == request.schemes.embedding:
         difference = head_difference(checkpoint)

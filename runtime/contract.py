@@ -159,6 +159,8 @@ class GraphSpec:
                 raise ConfigError(
                     f"{name} must be ascending state indices in 0..{self.n_layers}, got {list(layers)}"
                 )
+        if not self.pooled_layers:
+            raise ConfigError("pooled_layers must name one state at least: a graph has the output `pooled`")
         for name in ("activation", "cache"):
             if getattr(self, name) not in FLOATS:
                 raise ConfigError(f"{name} must be one of {', '.join(FLOATS)}, got {getattr(self, name)!r}")
@@ -188,6 +190,7 @@ class GraphSpec:
             "C": self.capacity,
             "K": len(self.pooled_layers),
             "2L": 2 * self.n_layers,
+            TOP_IDS: min(TOP_IDS, self.vocab_size),
         }
         dtypes = {
             "index": "int32" if self.graph == "primitive" else "int64",

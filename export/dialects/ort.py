@@ -16,7 +16,7 @@ from semspec.models.ops import Linear
 from semspec.models.rope import rope_tables
 from semspec.models.spec import ModelSpec
 from semspec.runtime.contract import TOP_IDS, GraphSpec
-from semspec.runtime.errors import SourceError
+from semspec.runtime.errors import ConfigError, SourceError
 
 __all__ = ["OrtOps", "build_ort_graph", "check_model"]
 
@@ -35,9 +35,9 @@ def build_ort_graph(
 ) -> GraphBuilder:
     """The whole decoder as one graph that follows the contract; weights go to their file on the way.
 
-    Raises SourceError as check_model does, before anything is read.
+    Raises what check_model raises, before anything is read.
     """
-    check_model(spec)
+    check_model(spec, schemes)
     builder = GraphBuilder(f"{spec.family}-{graph.graph}")
     builder.inputs(graph.inputs())
     ops = OrtOps(spec, graph, schemes, weights, builder)
@@ -47,12 +47,23 @@ def build_ort_graph(
     return builder
 
 
-def check_model(spec: ModelSpec) -> None:
-    """Refuse what the engine's kernels cannot compute. Raises SourceError."""
+def check_model(spec: ModelSpec, schemes: Schemes) -> None:
+    """Refuse what the engine's kernels cannot compute, or compute wrongly.
+
+    Raises SourceError for the model, ConfigError for the schemes.
+    """
     if spec.head_size % HEAD_SIZE_STEP:
         raise SourceError(
             f"attention heads of size {spec.head_size} are not supported: ONNX Runtime's attention needs a multiple "
             f"of {HEAD_SIZE_STEP}; choose another model"
+        )
+    embedding = schemes.embedding
+    n_blocks = -(-spec.width // embedding.block_size) if embedding.block_size else 0
+    # onnxruntime 1.23 reads zero points of all rows as one run of nibbles, 1.32 starts each row at a byte
+    if embedding.bits == 4 and n_blocks % 2:
+        raise ConfigError(
+            f"embedding precision {embedding} cuts rows of {spec.width} into {n_blocks} blocks, an odd number, which "
+            "not every onnxruntime reads alike; use another block size (such as int4/32) or int8"
         )
 
 

@@ -28,13 +28,17 @@ SAMPLED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.6, top_p=
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", choices=RECIPES, default=list(RECIPES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(name, Path(folder), options.repeats) for name in options.models]
-    print(f"\n{'model':<13}{'export s':>9}{'gate s':>8}{'peak MiB':>10}{'MiB':>8}{'KL':>8}{'top-1':>7}", end="")
+    print(
+        f"\n{'model':<13}{'export s':>9}{'gate s':>8}{'peak MiB':>10}{'MiB':>8}{'KL':>8}{'top-1':>7}", end=""
+    )
     print(f"{'tokens/s (min-max)':>24}{'outside, greedy':>17}{'sampled':>9}")
     for row in rows:
         print(

@@ -101,12 +101,12 @@ def test_tiny_models(tmp_path: Path, name: str, layers: str, block_size: int, si
 )
 def test_mixed_precisions(tmp_path: Path, layers: str, head: str) -> None:
     """Rows are repeated for the layers, for the head, or for both, as each needs it."""
-    _, spec, weights = tiny_variant("qwen2-linear-tied", max_position_embeddings=512)
+    _, spec, weights = tiny_variant("qwen2-linear-untied", max_position_embeddings=512)
     graph = build_graph(
         tmp_path,
         weights,
         spec,
-        schemes=Schemes.choose(layers, head=head),
+        schemes=Schemes.choose(layers, head=head, embedding="int8"),
         max_context=N,
         hidden_layers=(0, 3),
     )

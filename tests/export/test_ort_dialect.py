@@ -13,7 +13,7 @@ from graphs import VARIANTS, ArrayWeights, build_graph, cut, read_in_pieces, tin
 from numpy.testing import assert_allclose, assert_array_equal
 
 from semspec.export.packing import Schemes
-from semspec.runtime.errors import SourceError
+from semspec.runtime.errors import ConfigError, SourceError
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats
 
@@ -29,7 +29,8 @@ def opened(
 ) -> Iterator[CachedModel]:
     """The graph of one variant with every state as an output and every state pooled."""
     _, spec, weights = tiny_variant(name)
-    schemes = Schemes.choose(layers, head=head, block_size=block_size)
+    embedding = "int8" if head is not None else None
+    schemes = Schemes.choose(layers, head=head, embedding=embedding, block_size=block_size)
     graph = build_graph(
         folder / "graph", weights, spec, schemes=schemes, hidden_layers=STATES, pooled_layers=STATES
     )
@@ -196,6 +197,18 @@ def test_head_sizes_without_a_kernel_are_refused(tmp_path: Path, head_size: int,
     with pytest.raises(SourceError, match=message):
         build_graph(tmp_path, weights, odd, graph=kind)
     assert (tmp_path / "weights.data").stat().st_size == 0
+
+
+@pytest.mark.parametrize(("width", "embedding"), [(48, "int4/64"), (96, "int4/32"), (288, "int4/128")])
+@pytest.mark.parametrize("head", ["fp32", None])
+def test_embeddings_that_engines_read_differently_are_refused(
+    tmp_path: Path, width: int, embedding: str, head: str | None
+) -> None:
+    """onnxruntime 1.23 and 1.32 find different zero points where int4 rows have an odd number of blocks."""
+    _, spec, weights = tiny_variant(QWEN2, hidden_size=width)
+    schemes = Schemes.choose("int4", head=head or embedding, embedding=embedding)
+    with pytest.raises(ConfigError, match=r"an odd number, .* use another block size .* or int8$"):
+        build_graph(tmp_path, weights, spec, schemes=schemes)
 
 
 @pytest.mark.parametrize("head_size", [16, 32, 48, 80])

@@ -302,7 +302,7 @@ def test_a_tied_head_has_one_precision(sources: dict[str, Path], tmp_path: Path)
     """It is stored once; two precisions for it are a contradiction, said before any work."""
     asked = request(sources["draft"], "int8", head="int4", embedding="int8")
     message = refused_export(ConfigError, tmp_path / "empty", asked)
-    assert "head precision int4 and embedding precision int8 must be equal" in message
+    assert "head precision int4 block 32 and embedding precision int8 block 32 must be equal" in message
     untied = request(sources["target"], "int8", head="int4", embedding="int8")
     out = export_pair(untied, None, tmp_path / "out", settings()).path
     assert Bundle.open(out).model("target").precision["head"] == "int4 block 32"

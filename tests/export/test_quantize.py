@@ -127,10 +127,15 @@ def test_int8_activations_cost_a_percent(scheme: Scheme, n: int, k: int, level: 
 
 
 @EVERY
-@SHAPES
+@pytest.mark.parametrize(("n", "k"), [(1, 256), (5, 225), (33, 250), (7, 512), (3, 160), (2, 1)], ids=str)
 @OPTIMIZATION
 def test_embeddings_are_the_same_weights(scheme: Scheme, n: int, k: int, level: str) -> None:
-    """D30, D36: GatherBlockQuantized reads the very bytes of the tied head, as rows of bytes."""
+    """D30, D36: GatherBlockQuantized reads the very bytes of the tied head, as rows of bytes.
+
+    int4 rows of an odd number of blocks are refused by the dialect: onnxruntime 1.23 misreads their zero points.
+    """
+    if scheme.bits == 4 and -(-k // scheme.block_size) % 2:
+        pytest.skip("refused by the dialect")
     packed = pack(random_weights(n, k), scheme)
     ids = np.array([[0, n - 1, n // 2]])
     expected = unpack(packed, scheme.bits)[ids]
