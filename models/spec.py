@@ -68,7 +68,7 @@ class Rope:
         }
         theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
         # a rope_scaling that names no kind is a fault; rope_parameters are written for unscaled models too
-        kind = str(given.get("rope_type", given.get("type", "none" if given and not nested else "default")))
+        kind: Any = given.get("rope_type", given.get("type", None if given and not nested else "default"))
         if kind not in ROPE_KINDS:
             raise UnsupportedModel(
                 f"rope scaling {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}"
