@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from semspec.export.pipeline import ExportReport, ExportSettings, ModelRequest
     from semspec.export.sources import Source
     from semspec.runtime.records import Progress
+    from semspec.runtime.stats import Summary
 
 __all__ = ["demo", "export", "fetch"]
 
@@ -226,7 +227,10 @@ def fetch(recipe: str, source: str | None, as_json: bool) -> None:
 @click.option("--max-tokens", type=int, default=200, show_default=True)
 @click.pass_context
 def demo(context: click.Context, out: Path, recipe: str, question: str, max_tokens: int) -> None:
-    """Fetch a small open pair of models, export it into one bundle, and answer a question from it."""
+    """Fetch a small open pair of models, export it into one bundle, and answer a question from it, twice.
+
+    First the target writes alone, then the draft writes ahead and the target judges: the same answer.
+    """
     from semspec.export.recipes import load_recipe
     from semspec.runtime.bundle import MANIFEST, ROLES, Bundle
 
@@ -241,8 +245,8 @@ def demo(context: click.Context, out: Path, recipe: str, question: str, max_toke
     else:
         click.echo(f"1. fetching and exporting {' and '.join(names)} into {out}", err=True)
         context.invoke(export, recipe=recipe, out=out, **_export_defaults())
-    click.echo(f"\n2. asking the target ({names[0]}), greedy: {question}\n", err=True)
-    _answer(out, question, max_tokens)
+    click.echo(f"\n2. asking, greedy: {question}", err=True)
+    _answer_twice(out, question, max_tokens)
 
 
 def _export_defaults() -> dict[str, Any]:
@@ -251,21 +255,44 @@ def _export_defaults() -> dict[str, Any]:
         return {name: value for name, value in context.params.items() if name not in ("recipe", "out")}
 
 
-def _answer(bundle: Path, question: str, max_tokens: int) -> None:
-    from semspec.runtime.config import SamplingParams
+def _answer_twice(bundle: Path, question: str, max_tokens: int) -> None:
+    """The target alone, then the same answer drafted by the small model and judged by the target."""
+    from semspec.runtime.config import SamplingParams, SpecConfig
     from semspec.runtime.llm import LLM
 
     with LLM(bundle) as llm:
+        how = "a draft model" if llm.draft is not None else "n-grams"
+        ways = {
+            "the target alone": SpecConfig(mode="autoregressive"),
+            f"lossless, drafted by {how}": llm.spec,
+        }
         messages = [{"role": "user", "content": question}]
-        for delta in llm.stream_chat(messages, SamplingParams(max_tokens=max_tokens)):
-            click.echo(delta.text, nl=False)
-    stats = delta.stats
-    assert stats.ttft_ms is not None
-    rate = f"{1000 / stats.tpot_ms:.1f} tokens/s while writing, " if stats.tpot_ms else ""
-    click.echo(
-        f"\n\n{stats.generated_tokens} tokens after {stats.prompt_tokens} of the prompt: {rate}"
-        f"first token after {stats.ttft_ms:.0f} ms (this machine's CPU, the target alone)"
+        llm.chat(messages, SamplingParams(max_tokens=8))  # the first passes read the weights from disk
+        ids, speeds = [], []
+        for name, spec in ways.items():
+            click.echo(f"\n-- {name} --", err=True)
+            written: list[int] = []
+            for delta in llm.stream_chat(messages, SamplingParams(max_tokens=max_tokens), spec=spec):
+                click.echo(delta.text, nl=False)
+                written += delta.token_ids
+            ids.append(written)
+            speeds.append(1000 / delta.stats.tpot_ms if delta.stats.tpot_ms else 0.0)
+            click.echo(f"\n{_speed_line(delta.stats)}")
+    same = (
+        "identical, token for token" if ids[0] == ids[1] else "DIFFERENT: this is a fault, please report it"
     )
+    ratio = f"{speeds[1] / speeds[0]:.2f}x" if all(speeds) else "not measured"
+    click.echo(f"\nThe two answers are {same}. Speed of the second over the first: {ratio}")
+    click.echo("(one answer each, on this machine's CPU: a look, not a benchmark)")
+
+
+def _speed_line(stats: Summary) -> str:
+    speed = f"{1000 / stats.tpot_ms:.1f} tokens/s while writing" if stats.tpot_ms else "one step only"
+    line = f"[{stats.generated_tokens} tokens, {speed}"
+    if stats.draft_acceptance_rate is not None:
+        line += f"; {stats.draft_acceptance_rate:.0%} of {stats.num_draft_tokens} drafted tokens accepted"
+        line += f", {stats.mean_acceptance_length:.2f} tokens a target pass"
+    return line + "]"
 
 
 @contextmanager

@@ -312,9 +312,13 @@ def _write_tokenizers(folder: Path, checkpoints: Mapping[str, Checkpoint]) -> To
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
-    """Every id below both sizes must mean the same bytes. Raises PairError naming the first that does not."""
-    for token_id in range(min(target.vocab_size, draft.vocab_size)):
-        ours, theirs = target.token_bytes(token_id), draft.token_bytes(token_id)
+    """Every id that the draft's tokenizer has must mean the same bytes in the target's, which may have more.
+
+    Rows without a token are padding and do not matter. Raises PairError naming the first id that differs.
+    """
+    for token_id in range(draft.vocab_size):
+        ours = target.token_bytes(token_id) if token_id < target.vocab_size else b""
+        theirs = draft.token_bytes(token_id)
         if ours != theirs:
             raise PairError(
                 f"target and draft do not share a vocabulary: id {token_id} is {_text(ours)} in the target and "
@@ -323,7 +327,9 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
 
 
 def _text(token: bytes) -> str:
-    """A token as text, or as bytes where it is a part of a character."""
+    """A token as text, or as bytes where it is a part of a character; an id may have none."""
+    if not token:
+        return "unused"
     try:
         return repr(token.decode("utf-8"))
     except UnicodeDecodeError:

@@ -88,9 +88,12 @@ def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse") -> Packed:
     `mse` searches the clipped range with the least squared error (int4 only; int8 has nothing to gain).
     Raises ConfigError for an unknown quantizer, and for weights that are not finite.
 
-    >>> packed = pack(np.linspace(-3, 3, 32, dtype=np.float32)[None], Scheme(name="int4", bits=4, block_size=32))
-    >>> np.round(unpack(packed, 4)[0, :4], 2).tolist()
-    [-3.0, -2.79, -2.59, -2.38]
+    >>> weight = np.arange(32, dtype=np.float32)[None] % 16 - 5
+    >>> packed = pack(weight, Scheme(name="int4", bits=4, block_size=32))
+    >>> packed.scales.tolist(), packed.zero_points.tolist()  # 5 in the low nibble, padding in the high one
+    ([[1.0]], [[133]])
+    >>> unpack(packed, 4)[0, :4].tolist()
+    [-5.0, -4.0, -3.0, -2.0]
     """
     if quantizer not in QUANTIZERS:
         raise ConfigError(f"quantizer must be one of {', '.join(QUANTIZERS)}, got {quantizer!r}")

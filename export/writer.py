@@ -128,22 +128,22 @@ class GraphBuilder:
 
     def constant(self, name: str, value: Array) -> str:
         """A small constant kept inside the graph file, if a node reads it."""
-        self._initializers.setdefault(name, onnx.numpy_helper.from_array(np.asarray(value), name))
-        return name
+        return self._initializer(onnx.numpy_helper.from_array(np.asarray(value), name))
 
     def weight(self, name: str, stored: Stored, shape: tuple[int, ...] | None = None) -> str:
         """Refer to a stored tensor, under another shape of as many elements if one is given."""
-        if name not in self._initializers:
-            tensor = TensorProto(name=name, data_type=DTYPES[stored.dtype], dims=shape or stored.shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", stored.file),
-                ("offset", stored.offset),
-                ("length", stored.length),
-            ):
-                tensor.external_data.add(key=key, value=str(value))
-            self._initializers[name] = tensor
-        return name
+        tensor = TensorProto(name=name, data_type=DTYPES[stored.dtype], dims=shape or stored.shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return self._initializer(tensor)
+
+    def _initializer(self, tensor: onnx.TensorProto) -> str:
+        """Add it, or find it there. Raises ValueError where its name stands for something else: a caller's bug."""
+        known = self._initializers.setdefault(tensor.name, tensor)
+        if known != tensor:
+            raise ValueError(f"initializer {tensor.name} is there already, with other contents")
+        return str(tensor.name)
 
     def save(self, path: Path, metadata: dict[str, str]) -> None:
         """Write the graph file; the same graph gives the same bytes."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from semspec.runtime.config import SpecConfig
+    from semspec.runtime.llm import Delta
+    from semspec.runtime.stats import Summary
 
 __all__ = ["generate", "inspect"]
 
@@ -25,7 +30,25 @@ __all__ = ["generate", "inspect"]
 @click.option(
     "--min-p", type=float, help="Tokens of at least this share of the likeliest's chance; 0 is off."
 )
+@click.option(
+    "--repetition-penalty", type=float, help="Above 1: what was said becomes less likely; 1 is off."
+)
+@click.option(
+    "--presence-penalty", type=float, help="Taken from the logit of every id of the answer; 0 is off."
+)
+@click.option("--frequency-penalty", type=float, help="The same for each time it was written; 0 is off.")
 @click.option("--seed", type=int, help="Same seed, same output.")
+@click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times.")
+@click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="Id that ends the answer.")
+@click.option(
+    "--mode", type=click.Choice(["lossless", "autoregressive"]), help="How to decode.  [default: lossless]"
+)
+@click.option(
+    "--draft", type=click.Choice(["model", "ngram", "none"]), help="Who drafts.  [default: model, if any]"
+)
+@click.option("--num-draft-tokens", type=int, help="Most tokens of a draft.  [default: 4]")
+@click.option("--block", is_flag=True, help="Judge a draft as a block: keeps at least as many of its tokens.")
+@click.option("--logprobs", is_flag=True, help="With --json: each token's log-probability under the target.")
 @click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
@@ -36,6 +59,10 @@ def generate(
     prompt: str,
     raw: bool,
     system: str | None,
+    mode: str | None,
+    draft: str | None,
+    num_draft_tokens: int | None,
+    block: bool,
     backend: str,
     threads: int | None,
     verify: bool,
@@ -46,7 +73,8 @@ def generate(
     """Answer PROMPT with the models of BUNDLE; a PROMPT of - is read from standard input, less a final newline.
 
     The chat template is applied unless --raw. Sampling options not given here are the model's own
-    (generation_config.json in the bundle).
+    (generation_config.json in the bundle). Drafts change the speed, never the answer: --draft none decodes with
+    the target alone.
     """
     from dataclasses import replace
 
@@ -56,29 +84,55 @@ def generate(
     if raw and system is not None:
         raise ConfigError("--system belongs to a chat and --raw is plain text: give one of them")
     text = _read_stdin() if prompt == "-" else prompt
-    given = {name: value for name, value in sampling.items() if value is not None}
-    with LLM(bundle, backend=backend, threads=threads, verify=verify) as llm:
+    given = {name: value for name, value in sampling.items() if value not in (None, ())}
+    spec = _spec(mode, draft, num_draft_tokens, block)
+    with LLM(bundle, spec=spec, backend=backend, threads=threads, verify=verify) as llm:
         params = replace(llm.default_sampling, **given)
         if not raw and not llm.tokenizer.has_chat_template:
             raise ConfigError(f"{bundle} has no chat template; add --raw to continue plain text")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": text})
         deltas = llm.stream(text, params) if raw else llm.stream_chat(messages, params)
-        pieces: list[str] = []
-        token_ids: list[int] = []
-        for delta in deltas:
-            pieces.append(delta.text)
-            token_ids += delta.token_ids
-            if not as_json:
-                click.echo(delta.text, nl=False)
-    if as_json:
-        answer = {"text": "".join(pieces), "token_ids": token_ids, "finish_reason": delta.finish_reason}
-        click.echo(json.dumps({**answer, "stats": _stats(delta.stats)}))
-    else:
-        click.echo()
+        summary = _print_json(deltas) if as_json else _print_text(deltas)
     if stats:
-        for name, value in _stats(delta.stats).items():
+        for name, value in _stats(summary).items():
             click.echo(f"{name}: {value}", err=True)
+
+
+def _spec(mode: str | None, draft: str | None, num_draft_tokens: int | None, block: bool) -> SpecConfig:
+    """The options as settings. Raises ConfigError where they contradict each other."""
+    from semspec.runtime.config import SpecConfig
+    from semspec.runtime.errors import ConfigError
+
+    if draft == "none" or mode == "autoregressive":
+        if mode == "lossless" or draft in ("model", "ngram") or num_draft_tokens is not None or block:
+            raise ConfigError(
+                "without drafts (--draft none, --mode autoregressive) there is nothing to judge or limit"
+            )
+        return SpecConfig(mode="autoregressive")
+    given: dict[str, Any] = {"draft": draft, "num_draft_tokens": num_draft_tokens}
+    return SpecConfig(block=block, **{name: value for name, value in given.items() if value is not None})
+
+
+def _print_text(deltas: Iterator[Delta]) -> Summary:
+    for delta in deltas:
+        click.echo(delta.text, nl=False)
+    click.echo()
+    return delta.stats
+
+
+def _print_json(deltas: Iterator[Delta]) -> Summary:
+    pieces = list(deltas)
+    answer: dict[str, Any] = {
+        "text": "".join(piece.text for piece in pieces),
+        "token_ids": [token for piece in pieces for token in piece.token_ids],
+        "finish_reason": pieces[-1].finish_reason,
+        "stats": _stats(pieces[-1].stats),
+    }
+    if logprobs := [value for piece in pieces for value in piece.logprobs]:
+        answer["logprobs"] = logprobs
+    click.echo(json.dumps(answer))
+    return pieces[-1].stats
 
 
 def _read_stdin() -> str:

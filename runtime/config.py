@@ -1,4 +1,4 @@
-"""SamplingParams: how the next token is chosen and when to stop, valid from birth.
+"""SamplingParams: how the next token is chosen and when to stop. SpecConfig: who drafts. Both valid from birth.
 
 It knows ranges and what each setting does; it knows no model, no tokenizer and no logits (sampling.py).
 """
@@ -14,7 +14,10 @@ from typing import Any
 
 from semspec.runtime.errors import ConfigError
 
-__all__ = ["SamplingParams"]
+__all__ = ["DRAFTS", "MODES", "SamplingParams", "SpecConfig"]
+
+MODES = ("autoregressive", "lossless")
+DRAFTS = ("auto", "model", "ngram")
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,16 @@ class SamplingParams:
     min_p: float = 0.0
     """Ids below this share of the likeliest's chance go. More: fewer ids; 1: only the likeliest. 0: off."""
 
+    repetition_penalty: float = 1.0
+    """Makes ids of prompt and answer less likely: their logits are divided by it (multiplied where negative).
+    More: less repetition; below 1: more. 1: off."""
+
+    presence_penalty: float = 0.0
+    """Taken from the logit of every id of the answer. More: newer words; negative: more of the same. 0: off."""
+
+    frequency_penalty: float = 0.0
+    """As presence_penalty, but once for each time the id was written. 0: off."""
+
     seed: int | None = None
     """Same seed, same bundle, same machine: same output. None: other chances at every call."""
 
@@ -50,6 +63,13 @@ class SamplingParams:
 
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the answer beside the model's own end tokens. More ids: earlier ends."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer wherever they appear, across tokens too. The text ends before them; the ids end
+    with the token that completed one."""
+
+    logprobs: bool = False
+    """True: report each token's log-probability under the target itself, before penalties and temperature."""
 
     ignore_eos: bool = False
     """True: the model's own end tokens are like any other; only max_tokens and stop_token_ids end it."""
@@ -64,9 +84,14 @@ class SamplingParams:
         if self.seed is not None:
             _integer(self, "seed", 0, "use None for other chances at every call")
         _integer(self, "max_tokens", 1, "leave it out for the default of 512")
+        _number(self, "repetition_penalty", 0.01, 100, "use 1 to switch it off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _number(self, name, -100, 100, "use 0 to switch it off")
         _token_ids(self, "stop_token_ids")
-        if not isinstance(self.ignore_eos, bool):
-            raise ConfigError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
+        _texts(self, "stop")
+        for name in ("ignore_eos", "logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     @property
     def greedy(self) -> bool:
@@ -79,7 +104,7 @@ class SamplingParams:
 
         do_sample false or absent means greedy, as in transformers, unless temperature is overridden; a filter
         that is absent or null is off. End tokens are not read here: they belong to the bundle. Settings that
-        would change the output but that semspec does not have (repetition_penalty, beams, ...) are named in a
+        would change the output but that semspec does not have (beams, typical_p, ...) are named in a
         logged warning. Raises ConfigError for a value out of range, TypeError for an unknown override.
         """
         given = {key: value for key, value in mapping.items() if value is not None}
@@ -89,6 +114,8 @@ class SamplingParams:
             logger.warning("generation_config asks for %s, which semspec does not apply", found)
         defaults = {field: given[key] for field, key in _MET.items() if key in given}
         defaults["temperature"] = given.get("temperature", 1.0) if given.get("do_sample") else 0.0
+        if isinstance(defaults.get("stop"), str):
+            defaults["stop"] = (defaults["stop"],)
         return cls(**{**defaults, **overrides})
 
 
@@ -99,6 +126,8 @@ _MET: Mapping[str, str] = {
     "top_p": "top_p",
     "min_p": "min_p",
     "max_tokens": "max_new_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "stop": "stop_strings",
 }
 
 # What a generation_config may ask for beyond SamplingParams, with the value that asks for nothing.
@@ -118,11 +147,40 @@ _UNMET: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
     "penalty_alpha": 0.0,
-    "repetition_penalty": 1.0,
     "sequence_bias": [],
     "suppress_tokens": [],
     "typical_p": 1.0,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """How tokens are drafted and judged. Raises ConfigError for a value out of range.
+
+    Speculation changes the speed, never the answer: `lossless` has the target's law exactly, and for temperature 0
+    its tokens. Not guaranteed: that it is faster; that depends on the pair and the device (Summary tells).
+    """
+
+    mode: str = "lossless"
+    """`lossless`: drafts are judged by the exact rule. `autoregressive`: the target alone."""
+
+    draft: str = "auto"
+    """Who drafts: `model`, the bundle's draft; `ngram`, what followed the same words earlier in the text; `auto`,
+    the model where there is one, n-grams where there is none."""
+
+    num_draft_tokens: int = 4
+    """Most tokens of a draft. More: fewer target passes where drafts are good, more waste where they are not."""
+
+    block: bool = False
+    """True: block verification, which keeps at least as many tokens of a draft on average as token by token."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("mode", MODES), ("draft", DRAFTS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        _integer(self, "num_draft_tokens", 1, "use mode 'autoregressive' to decode without drafts")
+        if not isinstance(self.block, bool):
+            raise ConfigError(f"block must be True or False, got {self.block!r}")
 
 
 def _number(params: SamplingParams, name: str, low: float, high: float, repair: str) -> None:
@@ -137,7 +195,7 @@ def _number(params: SamplingParams, name: str, low: float, high: float, repair: 
     object.__setattr__(params, name, number)
 
 
-def _integer(params: SamplingParams, name: str, low: int, repair: str) -> None:
+def _integer(params: SamplingParams | SpecConfig, name: str, low: int, repair: str) -> None:
     """Store the field as an int, or refuse what is not a whole number of at least `low`."""
     value: Any = getattr(params, name)
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
@@ -155,3 +213,13 @@ def _token_ids(params: SamplingParams, name: str) -> None:
             f"{name} must be a tuple of token ids of at least 0, got {value!r}; write for example (2,)"
         )
     object.__setattr__(params, name, tuple(int(item) for item in value))
+
+
+def _texts(params: SamplingParams, name: str) -> None:
+    """Store the field as a tuple of texts, or refuse what is not a tuple (or list) of texts that say something."""
+    value: Any = getattr(params, name)
+    if not isinstance(value, tuple | list) or not all(isinstance(item, str) and item for item in value):
+        raise ConfigError(
+            f"{name} must be a tuple of texts that are not empty, got {value!r}; write for example ('END',)"
+        )
+    object.__setattr__(params, name, tuple(value))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from semspec.runtime.acceptance import RULES
 from semspec.runtime.backends import check_backend, open_backend
+from semspec.runtime.backends.base import Backend
 from semspec.runtime.bundle import Bundle
-from semspec.runtime.config import SamplingParams
+from semspec.runtime.chooser import Chooser, Processor, check_processors
+from semspec.runtime.config import SamplingParams, SpecConfig
+from semspec.runtime.drafting import Drafter, ModelDrafter, NgramDrafter
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.loop import decode_autoregressive
+from semspec.runtime.loop import Request, decode
 from semspec.runtime.model import CachedModel
-from semspec.runtime.records import Floats, Step
+from semspec.runtime.records import Floats
 from semspec.runtime.stats import Ledger, Summary
+from semspec.runtime.stopping import StopWatch
 from semspec.runtime.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Completion", "Delta", "Prompt"]
@@ -26,50 +33,67 @@ Message: TypeAlias = "Mapping[str, Any]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A finished answer. token_ids holds the end id where one ended it; text does not show it.
+class Delta:
+    """A piece of an answer as it is written: whole characters only, so text may be empty or long.
 
-    finish_reason: `stop` (an end id) or `length` (max_tokens, or the context is full).
+    The first n_from_draft of its ids were written by the draft. finish_reason is None until the last piece.
+    stats are those of the answer so far. logprobs: of each id, where SamplingParams.logprobs asks for them.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    n_from_draft: int
+    finish_reason: str | None
+    stats: Summary
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished answer. token_ids ends with the token that completed a stop; text ends before the stop.
+
+    finish_reason: `stop` (an end id or a stop string) or `length` (max_tokens, or the context is full).
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     stats: Summary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """A piece of an answer as it is written: whole characters only, so text may be empty or long.
-
-    finish_reason is None until the last piece. stats are those of the answer so far.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str | None
-    stats: Summary
+    logprobs: tuple[float, ...] = ()
 
 
 class LLM:
     """The models of one bundle on one backend. A context manager; one request at a time, from one thread.
 
-    bundle: the folder semspec-export wrote. backend: `cpu` or `cuda`; a missing one is an error, never another
-    one. threads: CPU threads, None for one a core. verify: check the hash of every file first.
+    bundle: the folder semspec-export wrote. spec: how to decode, None for `lossless` with the bundle's draft, or
+    with n-grams where it has none; the draft model is opened only where this uses it. backend: `cpu` or `cuda`; a
+    missing one is an error, never another one. threads: CPU threads, None for one a core. verify: check the hash
+    of every file first.
 
     Raises ConfigError (unknown backend), BundleError and BackendError when opened.
     """
 
     def __init__(
-        self, bundle: str | Path, *, backend: str = "cpu", threads: int | None = None, verify: bool = False
+        self,
+        bundle: str | Path,
+        *,
+        spec: SpecConfig | None = None,
+        backend: str = "cpu",
+        threads: int | None = None,
+        verify: bool = False,
     ) -> None:
         check_backend(backend)
         self.bundle = Bundle.open(Path(bundle), verify=verify)
         self.tokenizer = Tokenizer.open(self.bundle.tokenizer)
         self.default_sampling = SamplingParams.from_generation_config(self.tokenizer.generation)
-        graph = self.bundle.graph_file("target", backend)
-        spec = self.bundle.model("target").graphs[backend]
-        self.target = CachedModel(open_backend(backend, threads=threads), graph, spec)
+        self.spec = spec or SpecConfig()
+        pair = self._wants_model(self.spec, "draft" in self.bundle.manifest.models)
+        for role in ("target", "draft") if pair else ("target",):
+            self.bundle.graph_file(role, backend)  # no engine would help a bundle that lacks it
+        # two engines that share cores must not keep them busy while they wait
+        engine = open_backend(backend, threads=threads, spin=not pair)
+        self.target = _open_model(self.bundle, "target", engine)
+        self.draft = _open_model(self.bundle, "draft", engine) if pair else None
         self._n_requests = 0
 
     def __enter__(self) -> LLM:
@@ -83,37 +107,68 @@ class LLM:
     def close(self) -> None:
         """Release the engines. Safe to call twice."""
         self.target.close()
+        if self.draft is not None:
+            self.draft.close()
 
-    def generate(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Completion:
-        """Continue plain text, or token ids. sampling: None takes the bundle's own defaults.
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        processors: Sequence[Processor] = (),
+    ) -> Completion:
+        """Continue plain text, or token ids; one text, not several.
 
-        Raises ConfigError for a prompt that is empty or fills the context.
+        sampling: None takes the bundle's own defaults. spec: another way to decode for this request; a draft model
+        must have been opened with the LLM. processors: see chooser.Processor; they are told every token of this
+        answer and must be fresh. Raises ConfigError for a prompt that is empty or fills the context, and for
+        settings that do not fit.
         """
-        return _collect(self.stream(prompt, sampling))
+        return _collect(self.stream(prompt, sampling, spec=spec, processors=processors))
 
     def chat(
-        self, messages: Sequence[Message], sampling: SamplingParams | None = None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        processors: Sequence[Processor] = (),
+        **variables: Any,
     ) -> Completion:
         """Answer a conversation: {"role": ..., "content": ...} each. variables: for the chat template.
 
-        Raises BundleError when the model has no chat template or it fails.
+        What an earlier turn has in common with this one is not read again. Raises BundleError when the model has
+        no chat template or it fails, else as generate.
         """
-        return _collect(self.stream_chat(messages, sampling, **variables))
+        return _collect(self.stream_chat(messages, sampling, spec=spec, processors=processors, **variables))
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        processors: Sequence[Processor] = (),
+    ) -> Iterator[Delta]:
         """As generate, piece by piece; the pieces joined are its text. May be left before its end.
 
         Tokens are computed as pieces are taken. Going on after another request began raises ConfigError: there
         is one memory.
         """
-        return self._stream(self._ids(prompt), sampling or self.default_sampling)
+        return self._stream(self._ids(prompt), sampling, spec, processors)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling: SamplingParams | None = None, **variables: Any
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        processors: Sequence[Processor] = (),
+        **variables: Any,
     ) -> Iterator[Delta]:
         """As chat, piece by piece."""
-        ids = self.tokenizer.encode_chat(messages, **variables)
-        return self._stream(ids, sampling or self.default_sampling)
+        return self._stream(self.tokenizer.encode_chat(messages, **variables), sampling, spec, processors)
 
     def states(self, prompt: Prompt, layers: Sequence[int] | None = None) -> dict[int, Floats]:
         """Hidden states of a text, index -> (S, E); 0 is the embedding, the last is after the final norm.
@@ -134,40 +189,77 @@ class LLM:
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, bytes | bytearray):
             raise ConfigError("a prompt is text or token ids, got bytes; decode them first")
+        if any(isinstance(token, str) for token in prompt):
+            raise ConfigError("one prompt at a time: give a text or token ids, not a list of texts")
         ids = [operator.index(token) for token in prompt]
         for token in ids:
             if not 0 <= token < self.tokenizer.vocab_size:
                 raise ConfigError(f"token id must be in 0..{self.tokenizer.vocab_size - 1}, got {token}")
         return ids
 
-    def _stream(self, ids: Sequence[int], params: SamplingParams) -> Iterator[Delta]:
+    def _stream(
+        self,
+        ids: Sequence[int],
+        sampling: SamplingParams | None,
+        spec: SpecConfig | None,
+        processors: Sequence[Processor],
+    ) -> Iterator[Delta]:
+        request = self._request(ids, sampling or self.default_sampling, spec or self.spec, processors)
         self._n_requests += 1
-        request = self._n_requests
-        ledger = Ledger()
-        text = self.tokenizer.stream(ids)
-        for step in self._steps(ids, params, ledger):
-            piece = text.push(step.ids) + (text.finish() if step.finish_reason else "")
+        number = self._n_requests
+        for step in decode(self.target, request):
             yield Delta(
-                text=piece,
+                text=step.text,
                 token_ids=step.ids,
+                n_from_draft=step.n_from_draft,
                 finish_reason=step.finish_reason,
-                stats=ledger.summary(),
+                stats=request.ledger.summary(),
+                logprobs=step.logprobs,
             )
-            if step.finish_reason is None and request != self._n_requests:
+            if step.finish_reason is None and number != self._n_requests:
                 raise ConfigError(
                     "another request on this LLM began before this one ended; finish one before the next, "
                     "or open the bundle twice"
                 )
 
-    def _steps(self, ids: Sequence[int], params: SamplingParams, ledger: Ledger) -> Iterator[Step]:
-        return decode_autoregressive(
-            self.target,
-            ids,
-            params,
-            vocab_size=self.tokenizer.vocab_size,
-            end_ids=self.tokenizer.eos_ids,
-            ledger=ledger,
+    def _request(
+        self, ids: Sequence[int], params: SamplingParams, spec: SpecConfig, processors: Sequence[Processor]
+    ) -> Request:
+        speculative = spec.mode != "autoregressive"
+        check_processors(processors, speculative=speculative)
+        chooser = Chooser(params, self.tokenizer.vocab_size, ids, processors)
+        watch = StopWatch(params, self.tokenizer.eos_ids, self.tokenizer.stream(ids))
+        return Request(
+            prompt=ids,
+            chooser=chooser,
+            watch=watch,
+            ledger=Ledger(),
+            rng=np.random.default_rng(params.seed),
+            drafter=self._drafter(spec, chooser, watch.stop_ids) if speculative else None,
+            num_draft_tokens=spec.num_draft_tokens,
+            rule=RULES["block" if spec.block else "token"],
+            logprobs=params.logprobs,
         )
+
+    def _drafter(self, spec: SpecConfig, chooser: Chooser, stop_ids: Collection[int]) -> Drafter:
+        if not self._wants_model(spec, self.draft is not None):
+            return NgramDrafter()
+        if self.draft is None:
+            raise ConfigError("the draft model is not open: open the bundle with LLM(..., spec=SpecConfig())")
+        rows = self.draft.spec.vocab_size
+        return ModelDrafter(self.draft, chooser, stop_ids=stop_ids, vocab_size=rows)
+
+    @staticmethod
+    def _wants_model(spec: SpecConfig, available: bool) -> bool:
+        """Whether a draft model drafts; `auto` takes it where it is there."""
+        return spec.mode != "autoregressive" and (
+            spec.draft == "model" or (spec.draft == "auto" and available)
+        )
+
+
+def _open_model(bundle: Bundle, role: str, engine: Backend) -> CachedModel:
+    graph = bundle.graph_file(role, engine.name)
+    return CachedModel(engine, graph, bundle.model(role).graphs[engine.name])
 
 
 def _collect(deltas: Iterator[Delta]) -> Completion:
@@ -179,4 +271,5 @@ def _collect(deltas: Iterator[Delta]) -> Completion:
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         finish_reason=last.finish_reason,
         stats=last.stats,
+        logprobs=tuple(value for piece in pieces for value in piece.logprobs),
     )

@@ -17,7 +17,7 @@ from semspec.runtime.contract import GraphSpec, check_ports, kv_pairs
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Array, Floats, Forward, Ints
 
-__all__ = ["CachedModel", "LanguageModel"]
+__all__ = ["CachedModel", "LanguageModel", "common_prefix"]
 
 CHUNK = 512  # tokens in one pass: bounds the engine's temporaries over a long prompt
 
@@ -26,8 +26,13 @@ class LanguageModel(Protocol):
     """Something that reads tokens and says what may come next."""
 
     @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens read and remembered."""
+        ...
+
+    @property
     def length(self) -> int:
-        """Tokens read and remembered."""
+        """How many they are."""
         ...
 
     @property
@@ -64,8 +69,9 @@ class CachedModel:
     """
 
     def __init__(self, backend: Backend, graph: Path, spec: GraphSpec) -> None:
-        self.spec, self.length = spec, 0
+        self.spec = spec
         self.max_context = spec.max_context
+        self.tokens: list[int] = []
         self._session = backend.open(graph)
         check_ports(str(graph), spec.inputs(), self._session.inputs)
         check_ports(str(graph), spec.outputs(), self._session.outputs)
@@ -86,11 +92,15 @@ class CachedModel:
         """Release the engine and its buffers. Safe to call twice."""
         self._session.close()
 
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` tokens. Raises ConfigError when there are fewer."""
         if not 0 <= length <= self.length:
             raise ConfigError(f"cannot rewind to {length} tokens: the model remembers {self.length}")
-        self.length = length
+        del self.tokens[length:]
 
     def forward(
         self,
@@ -165,7 +175,7 @@ class CachedModel:
         if pool is not None:
             fetch.append("pooled")
         found = self._session.run(feeds, fetch)
-        self.length += n_new
+        self.tokens += ids.tolist()
         return Forward(
             logits=_wide(found["logits"])[: len(inside)],
             pooled=None if pool is None else _wide(found["pooled"]),
@@ -186,6 +196,18 @@ def _wide(tensor: Tensor) -> Floats:
     """The only text's values in fp32: the memory itself where it is fp32 already."""
     values: Floats = tensor.numpy()[0].astype(np.float32, copy=False)
     return values
+
+
+def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two texts share from their start.
+
+    >>> common_prefix([5, 8, 2], [5, 8, 9, 1])
+    2
+    """
+    for n, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        if our != their:
+            return n
+    return min(len(ours), len(theirs))
 
 
 def _copied(part: Forward) -> Forward:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Floats", "Forward", "Ints", "Progress", "Step", "TensorSpec"]
+__all__ = ["Array", "Draft", "Floats", "Forward", "Ints", "Law", "Progress", "Step", "TensorSpec", "Verdict"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -49,12 +49,49 @@ class Forward:
     hidden: Mapping[int, Floats] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Law:
+    """The distribution a token is drawn from, after every filter.
+
+    ids: (m,) int64 ascending, the ids that can be drawn. probs: (m,) float64, each above 0, summing to 1.
+    """
+
+    ids: Ints
+    probs: npt.NDArray[np.float64]
+
+    def prob(self, token: int) -> float:
+        """The chance of one token, 0 for one that cannot be drawn."""
+        place = int(np.searchsorted(self.ids, token))
+        return float(self.probs[place]) if place < self.ids.size and self.ids[place] == token else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Proposed tokens y_1..y_n, and the law each was drawn from."""
+
+    ids: tuple[int, ...]
+    laws: tuple[Law, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a rule says: keep the first `keep` drafted tokens, then `extra`, a token of the target's."""
+
+    keep: int
+    extra: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One round of the decoding loop: the ids it committed, and on the last one why it is the last.
+    """One round of the decoding loop: the ids it committed, and what of the text can be shown.
 
-    finish_reason: `stop` (an end id), `length` (max_tokens or the context), None while there is more.
+    The first n_from_draft ids were written by the draft and kept, the others drawn by the target.
+    finish_reason: `stop` (an end id or a stop string), `length` (max_tokens or the context), None while there
+    is more. logprobs: of each id under the target itself, where asked for.
     """
 
     ids: tuple[int, ...]
+    text: str
+    n_from_draft: int = 0
     finish_reason: str | None = None
+    logprobs: tuple[float, ...] = ()

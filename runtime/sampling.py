@@ -9,7 +9,6 @@ probability is off by at most 2e-5 of itself; an id whose weight is below e^-87 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,24 +16,13 @@ import numpy.typing as npt
 
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
-from semspec.runtime.records import Floats, Ints
+from semspec.runtime.records import Floats, Ints, Law
 
-__all__ = ["Law", "greedy", "sample", "warp"]
+__all__ = ["greedy", "sample", "warp"]
 
 Probs: TypeAlias = npt.NDArray[np.float64]
 
 _TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Law:
-    """The distribution a token is drawn from, after every filter.
-
-    ids: (m,) int64 ascending, the ids that can be drawn. probs: (m,) float64, each above 0, summing to 1.
-    """
-
-    ids: Ints
-    probs: Probs
 
 
 def greedy(logits: Floats) -> int:

@@ -1,7 +1,7 @@
-"""Ledger and Summary: what one request cost, in tokens and milliseconds.
+"""Ledger and Summary: what one request cost, in tokens and milliseconds, and how its drafts fared.
 
 It knows counts, phases and a clock; it knows no model and prints nothing. The ledger is written while a
-request runs; a summary is what it amounts to at one moment.
+request runs; a summary is what it amounts to at one moment. Names of the speculation counts are vLLM's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ class Summary:
     """One request so far.
 
     ttft_ms: from the start of the request to its first token; None before it. tpot_ms: mean time of each
-    token after the first; None below two tokens. tokens_per_second: generated tokens over the time from the
-    start of the request to the last token, prefill included; 0 before the first. phase_ms: time by phase, in
-    the order in which phases first began; a phase within another counts in both, so the sum may exceed the
-    whole.
+    token after the first step's; None before a second step. tokens_per_second: generated tokens over the time
+    from the start of the request to the last token, prefill included; 0 before the first. phase_ms: time by
+    phase, in the order in which phases first began; a phase within another counts in both, so the sum may
+    exceed the whole.
+
+    num_rounds: target passes after the prefill. num_drafts: rounds that had a draft. num_draft_tokens: proposed
+    tokens, without those behind a stop. num_accepted_draft_tokens: those kept in the output; the token the
+    target adds for free is not one of them. draft_acceptance_rate: accepted / proposed; None without proposals.
+    mean_acceptance_length: generated tokens per round, the target's own included; plain decoding is 1.
+    acceptance_lengths: how many drafts had 0, 1, 2, .. of their tokens kept. note: what the drafter has to say.
     """
 
     prompt_tokens: int
@@ -31,6 +37,14 @@ class Summary:
     tpot_ms: float | None
     tokens_per_second: float
     phase_ms: Mapping[str, float]
+    num_rounds: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    draft_acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    acceptance_lengths: tuple[int, ...]
+    note: str
 
 
 class Ledger:
@@ -41,36 +55,44 @@ class Ledger:
     >>> ledger = Ledger(clock=iter([0.0, 1.0, 3.0, 3.0, 4.0]).__next__)
     >>> with ledger.time("prefill"):  # the clock says 1.0, then 3.0
     ...     ledger.add_prompt(5)
-    >>> ledger.add_generated(1)  # at 3.0
-    >>> ledger.add_generated(1)  # at 4.0
-    >>> ledger.summary()  # doctest: +NORMALIZE_WHITESPACE
-    Summary(prompt_tokens=5, generated_tokens=2, ttft_ms=3000.0, tpot_ms=1000.0, tokens_per_second=0.5,
-            phase_ms={'prefill': 2000.0})
+    >>> ledger.add_round(drafted=0, accepted=0, emitted=1)  # at 3.0
+    >>> ledger.add_round(drafted=4, accepted=1, emitted=2)  # at 4.0
+    >>> summary = ledger.summary()
+    >>> summary.ttft_ms, summary.tpot_ms, summary.tokens_per_second
+    (3000.0, 500.0, 0.75)
+    >>> summary.draft_acceptance_rate, summary.mean_acceptance_length, summary.acceptance_lengths
+    (0.25, 1.5, (0, 1))
     """
 
-    __slots__ = ("_clock", "_first", "_last", "_phase_ms", "_started", "generated_tokens", "prompt_tokens")
-
     def __init__(self, *, clock: Callable[[], float] = perf_counter) -> None:
+        self.note = ""
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self._rounds = self._drafted = self._accepted = 0
+        self._lengths: list[int] = []  # drafts by accepted tokens
         self._clock = clock
         self._phase_ms: dict[str, float] = {}
-        self._first: float | None = None  # when the first and the latest token came
+        self._first: float | None = None  # when the first and the latest step came
         self._last: float | None = None
+        self._at_first = 0  # tokens of the first step
         self._started = clock()
 
     def add_prompt(self, n_tokens: int) -> None:
         """Count tokens that were given."""
         self.prompt_tokens += n_tokens
 
-    def add_generated(self, n_tokens: int) -> None:
-        """Count tokens that were just written; 0 changes nothing, not even the time of the latest token."""
-        if n_tokens == 0:
-            return
-        self.generated_tokens += n_tokens
+    def add_round(self, *, drafted: int, accepted: int, emitted: int) -> None:
+        """Count a round that just ended: tokens proposed, those kept, and all that came out."""
+        self._rounds += 1
+        self._drafted += drafted
+        self._accepted += accepted
+        if drafted:
+            self._lengths += [0] * (accepted + 1 - len(self._lengths))
+            self._lengths[accepted] += 1
+        self.generated_tokens += emitted
         self._last = self._clock()
         if self._first is None:
-            self._first = self._last
+            self._first, self._at_first = self._last, emitted
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
@@ -88,8 +110,8 @@ class Ledger:
         tokens_per_second = 0.0
         if self._first is not None and self._last is not None:
             ttft_ms = (self._first - self._started) * 1000
-            if self.generated_tokens > 1:
-                tpot_ms = (self._last - self._first) * 1000 / (self.generated_tokens - 1)
+            later = self.generated_tokens - self._at_first
+            tpot_ms = (self._last - self._first) * 1000 / later if later else None
             whole = self._last - self._started
             tokens_per_second = self.generated_tokens / whole if whole > 0 else 0.0
         return Summary(
@@ -99,4 +121,12 @@ class Ledger:
             tpot_ms=tpot_ms,
             tokens_per_second=tokens_per_second,
             phase_ms=dict(self._phase_ms),
+            num_rounds=self._rounds,
+            num_drafts=sum(self._lengths),
+            num_draft_tokens=self._drafted,
+            num_accepted_draft_tokens=self._accepted,
+            draft_acceptance_rate=self._accepted / self._drafted if self._drafted else None,
+            mean_acceptance_length=self.generated_tokens / self._rounds if self._rounds else None,
+            acceptance_lengths=tuple(self._lengths),
+            note=self.note,
         )

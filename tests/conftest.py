@@ -44,3 +44,29 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = tiny_pairs.save_checkpoint(folder / "checkpoint")
     settings = tiny_pairs.settings(hidden_layers=(0, -1))
     return export_pair(tiny_pairs.request(checkpoint), None, folder / "bundle", settings).path
+
+
+@pytest.fixture(scope="session")
+def smollm2_pair(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 in int8 with itself in int4 as its draft: a real pair that agrees often, but not always."""
+    import tiny_pairs
+
+    from semspec.export.pipeline import ExportSettings, export_pair
+
+    target, draft = (tiny_pairs.request(smollm2_gguf, precision) for precision in ("int8", "int4"))
+    out = tmp_path_factory.mktemp("smollm2-pair") / "bundle"
+    return export_pair(target, draft, out, ExportSettings(verify="off")).path
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of tiny_bundle with a perturbed copy of it as its draft: most of the drafted tokens are kept."""
+    import tiny_pairs
+
+    from semspec.export.pipeline import export_pair
+
+    folder = tmp_path_factory.mktemp("tiny-pair")
+    target = tiny_pairs.save_checkpoint(folder / "target")
+    draft = tiny_pairs.perturb(tiny_pairs.save_checkpoint(folder / "draft"), 0.002)
+    requests = tiny_pairs.request(target), tiny_pairs.request(draft)
+    return export_pair(*requests, folder / "bundle", tiny_pairs.settings()).path

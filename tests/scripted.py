@@ -55,18 +55,18 @@ class ScriptedModel:
     law: Law = field(kw_only=False)
     max_context: int = 64
     state: Callable[[tuple[int, ...]], Floats] = place_and_id
-    ids: list[int] = field(default_factory=list, init=False)
+    tokens: list[int] = field(default_factory=list, init=False)
     calls: list[tuple[int, tuple[int, ...]]] = field(default_factory=list, init=False)
     _lent: list[Floats] = field(default_factory=list, init=False)
 
     @property
     def length(self) -> int:
-        return len(self.ids)
+        return len(self.tokens)
 
     def rewind(self, length: int) -> None:
         if not 0 <= length <= self.length:
             raise ConfigError(f"cannot rewind to {length} tokens: the model remembers {self.length}")
-        del self.ids[length:]
+        del self.tokens[length:]
 
     def forward(
         self,
@@ -82,10 +82,10 @@ class ScriptedModel:
                 f"cannot read {len(ids)} tokens after {self.length}: at most {self.max_context}"
             )
         self.calls.append((self.length, tuple(ids)))
-        contexts = [(*self.ids, *ids[: row + 1]) for row in range(len(ids))]
+        contexts = [(*self.tokens, *ids[: row + 1]) for row in range(len(ids))]
         wanted = [range(len(ids))[row] for row in rows]
         assert wanted == sorted(wanted), "rows ascend"
-        self.ids.extend(ids)
+        self.tokens.extend(ids)
         states = np.array([self.state(context) for context in contexts], np.float32)  # (S, K, E)
         vocab_size = np.size(self.law(contexts[0]))
         logits = np.array([self.law(contexts[row]) for row in wanted], np.float32).reshape(-1, vocab_size)

@@ -7,18 +7,22 @@ Every model of this file shares one byte-level vocabulary (tiny_tokenizers.byte_
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tiny_tokenizers
+from safetensors.numpy import load_file, save_file
 from tiny import save_tiny, tiny_model
 from tiny_gguf import write_gguf
 from tokenizers import Tokenizer
 
 from semspec.export.packing import Schemes
 from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+from semspec.runtime.bundle import MANIFEST
 from semspec.runtime.errors import SemspecError
 
 ROWS = 270  # of the embedding; 260 are tokens
@@ -49,6 +53,34 @@ def save_checkpoint(
     )
     (folder / "LICENSE").write_text("Apache-2.0\n", encoding="utf-8")
     return folder
+
+
+def perturb(folder: Path, deviation: float) -> Path:
+    """Add normal noise to every weight of a checkpoint, `deviation` of its own deviation; returns the folder."""
+    rng = np.random.default_rng(0)
+    for file in folder.glob("*.safetensors"):
+        arrays = load_file(file)
+        changed = {
+            name: (array + deviation * array.std() * rng.standard_normal(array.shape)).astype(np.float32)
+            for name, array in arrays.items()
+        }
+        save_file(changed, file, metadata={"format": "pt"})
+    return folder
+
+
+def rearrange(bundle: Path, out: Path, **roles: str) -> Path:
+    """The same bundle with its models in other roles: target="draft", or draft="target" for a model with itself."""
+    shutil.copytree(bundle / "tokenizer", out / "tokenizer")
+    manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
+    files = {name: entry for name, entry in manifest["files"].items() if name.startswith("tokenizer/")}
+    for role, source in roles.items():
+        shutil.copytree(bundle / source, out / role)
+        for name, entry in manifest["files"].items():
+            if name.startswith(f"{source}/"):
+                files[role + name[len(source) :]] = entry
+    manifest["models"] = {role: manifest["models"][source] for role, source in roles.items()}
+    (out / MANIFEST).write_text(json.dumps({**manifest, "files": files}), encoding="utf-8")
+    return out
 
 
 def save_gguf_checkpoint(

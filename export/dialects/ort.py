@@ -57,6 +57,8 @@ def check_model(spec: ModelSpec, schemes: Schemes) -> None:
             f"attention heads of size {spec.head_size} are not supported: ONNX Runtime's attention needs a multiple "
             f"of {HEAD_SIZE_STEP}; choose another model"
         )
+    if spec.tied:
+        schemes.check_tied()
     embedding = schemes.embedding
     n_blocks = -(-spec.width // embedding.block_size) if embedding.block_size else 0
     # onnxruntime 1.23 reads zero points of all rows as one run of nibbles, 1.32 starts each row at a byte

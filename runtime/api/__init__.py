@@ -7,7 +7,7 @@ with LLM("bundle") as llm:
 
 from __future__ import annotations
 
-from semspec.runtime.config import SamplingParams
+from semspec.runtime.config import SamplingParams, SpecConfig
 from semspec.runtime.errors import (
     BackendError,
     BundleError,
@@ -34,6 +34,7 @@ __all__ = [
     "SamplingParams",
     "SemspecError",
     "SourceError",
+    "SpecConfig",
     "Summary",
     "__version__",
 ]

@@ -110,7 +110,7 @@ def test_a_later_id_never_changes_an_earlier_row(
                 assert_array_equal(one_states[index][:-1], other_states[index][:-1])
 
 
-@TINY
+@pytest.mark.parametrize("name", ["llama-llama3-untied", QWEN2])
 @pytest.mark.parametrize("head", ["fp32", "int8", "int8/64", "int4", "int4/128"])
 def test_wanted_rows_are_those_rows(tmp_path: Path, name: str, head: str) -> None:
     """D43: one, several, odd and even counts, the last of a chunk and none, to the bit of all rows at once."""

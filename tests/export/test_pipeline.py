@@ -215,13 +215,32 @@ def test_bytes_that_are_no_characters_are_told_apart(sources: dict[str, Path], t
     assert r"id 195 is b'\xc3' in the target and b'\xc4' in the draft" in message
 
 
-def test_a_pair_may_differ_in_padding_and_in_what_only_one_knows(
-    sources: dict[str, Path], tmp_path: Path
-) -> None:
-    """D07: rows are padded differently in models of one family, and one has a few tokens more: still a pair."""
+def test_a_special_token_of_another_name_is_refused(sources: dict[str, Path], tmp_path: Path) -> None:
+    """D07 (c): one id is enough, such as another end token; names count, not only ordinary text."""
+    other = Backend.from_str(tiny_tokenizers.byte_level().to_str().replace("<tool>", "<other>"))
+    draft = request(save_checkpoint(tmp_path / "draft", tokenizer=other))
+    message = refused_export(PairError, tmp_path / "empty", request(sources["target"]), draft=draft)
+    assert "id 259 is '<tool>' in the target and '<other>' in the draft" in message
+
+
+def test_a_token_that_only_the_draft_knows_is_refused(sources: dict[str, Path], tmp_path: Path) -> None:
+    """D07 (d): a draft that was trained with more tokens would propose them; the target has no such id."""
     more = tiny_tokenizers.byte_level()
     more.add_tokens(["<more>"])
     draft = request(save_checkpoint(tmp_path / "draft", tokenizer=more, vocab_size=ROWS + 50))
+    message = refused_export(PairError, tmp_path / "empty", request(sources["target"]), draft=draft)
+    assert "id 260 is unused in the target and '<more>' in the draft" in message
+
+
+def test_a_pair_may_differ_in_padding_and_in_what_only_the_target_knows(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """D07 (b): rows are padded differently in models of one family, and a target may have tokens more."""
+    fewer = json.loads(tiny_tokenizers.byte_level().to_str())
+    fewer["added_tokens"] = [token for token in fewer["added_tokens"] if token["id"] < 259]
+    tokenizer = Backend.from_str(json.dumps(fewer))
+    assert tokenizer.get_vocab_size() == 259
+    draft = request(save_checkpoint(tmp_path / "draft", tokenizer=tokenizer, vocab_size=ROWS + 50))
     out = export_pair(request(sources["target"]), draft, tmp_path / "out", settings()).path
     assert Bundle.open(out).model("draft").graphs["cpu"].vocab_size == ROWS + 50
     assert Tokenizer.open(out / "tokenizer").vocab_size == 260

@@ -97,7 +97,7 @@ def test_files_that_exist_are_never_written_to(tmp_path: Path) -> None:
 )
 def test_a_tied_head_is_stored_once(tmp_path: Path, layers: str, head: str) -> None:
     """D30: a vocabulary that outweighs the layers; at most 1.05 of each parameter once, and a head more if untied."""
-    sizes = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128}
+    sizes = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     schemes = Schemes.choose(layers, head=head)
     stored = {}
@@ -186,6 +186,23 @@ def test_blocks_that_do_not_add_up_are_a_fault(tmp_path: Path) -> None:
         file.put("once", [np.zeros(2)], "float32", (2,))
         with pytest.raises(ValueError, match="once is already stored"):
             file.put("once", [np.zeros(2)], "float32", (2,))
+
+
+def test_a_name_stands_for_one_tensor(tmp_path: Path) -> None:
+    """Two meanings of one name would be one tensor in the graph, and the other silently lost."""
+    builder = GraphBuilder("names")
+    with WeightFile(tmp_path / "weights.data") as file:
+        one, other = (file.put(key, [np.zeros(4)], "float32", (4,)) for key in "ab")
+    assert builder.weight("w", one) == builder.weight("w", one) == "w"
+    assert builder.constant("c", np.array([1])) == builder.constant("c", np.array([1])) == "c"
+    for again in (
+        lambda: builder.weight("w", other),
+        lambda: builder.weight("w", one, (2, 2)),
+        lambda: builder.constant("c", np.array([2])),
+        lambda: builder.constant("w", np.array([2])),
+    ):
+        with pytest.raises(ValueError, match="is there already, with other contents"):
+            again()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from graphs import VARIANTS, ArrayWeights, tiny_variant, truth
 from numpy.testing import assert_allclose, assert_array_equal
 from tiny import tiny_model
 
+from semspec.models import reference
 from semspec.models.families import read_spec
 from semspec.models.reference import ReferenceRun, row_blocks, run_reference
 from semspec.runtime.records import Floats
@@ -18,7 +20,7 @@ from semspec.runtime.records import Floats
 TEXT = np.random.default_rng(0).integers(0, 99, 97).tolist()
 
 
-def reference(name: str, ids: list[int]) -> tuple[ReferenceRun, Floats, Floats]:
+def both(name: str, ids: list[int]) -> tuple[ReferenceRun, Floats, Floats]:
     """The reference's run of one text, and transformers' logits and states of it."""
     model, spec, weights = tiny_variant(name)
     states = range(spec.n_layers + 1)
@@ -28,7 +30,7 @@ def reference(name: str, ids: list[int]) -> tuple[ReferenceRun, Floats, Floats]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_states_are_those_of_transformers(name: str) -> None:
     """D28, D42: every switch of both families, positions 0..96, states at every index 0..L."""
-    found, logits, states = reference(name, TEXT)
+    found, logits, states = both(name, TEXT)
     assert_allclose(found.logits, logits, rtol=0, atol=1e-4)
     assert sorted(found.states) == [0, 1, 2, 3]
     for index, state in found.states.items():
@@ -52,10 +54,10 @@ def test_tiny_models_say_many_things(name: str) -> None:
 def test_scaled_positions_beyond_the_original_context(kind: str) -> None:
     """D27: a scaling that is ignored or misread is exact at position 0 and shows with length only."""
     ids = np.random.default_rng(1).integers(0, 99, 201).tolist()
-    found, logits, _ = reference(f"llama-{kind}-untied", ids)
+    found, logits, _ = both(f"llama-{kind}-untied", ids)
     for position in (0, 31, 33, 200):
         assert_allclose(found.logits[position], logits[position], rtol=0, atol=1e-4, err_msg=str(position))
-    plain, _, _ = reference("llama-default-untied", ids)
+    plain, _, _ = both("llama-default-untied", ids)
     assert np.abs(plain.logits[200] - found.logits[200]).max() > 0.1
 
 
@@ -117,6 +119,12 @@ def test_row_blocks_cover_every_row_once(shape: tuple[int, int], block_bytes: in
     blocks = [rows[block] for block in row_blocks(shape, block_bytes)]
     assert_array_equal(np.concatenate(blocks), rows)
     assert all(len(block) == 1 or len(block) * shape[1] * 4 <= block_bytes for block in blocks)
+
+
+def test_example_of_the_docstring() -> None:
+    """The worked example is run, so it stays true."""
+    result = doctest.testmod(reference)
+    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_extreme_gates_do_not_overflow() -> None:

@@ -1,4 +1,4 @@
-"""SamplingParams: valid from birth, and read from what models ship with."""
+"""SamplingParams and SpecConfig: valid from birth, and read from what models ship with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from semspec.runtime.config import SamplingParams
+from semspec.runtime.config import DRAFTS, MODES, SamplingParams, SpecConfig
 from semspec.runtime.errors import ConfigError
 
 
@@ -19,6 +19,8 @@ def test_defaults_are_greedy_with_every_filter_off() -> None:
     params = SamplingParams()
     assert params.greedy
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.0, 0, 1.0, 0.0)
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (params.stop, params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), (), False, False)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,20 @@ def test_defaults_are_greedy_with_every_filter_off() -> None:
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("</s>",)),
         ("ignore_eos", 1),
+        ("logprobs", 5),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.1),
+        ("repetition_penalty", float("inf")),
+        ("repetition_penalty", None),
+        ("presence_penalty", float("nan")),
+        ("presence_penalty", 101),
+        ("frequency_penalty", "a lot"),
+        ("frequency_penalty", -101),
+        ("stop", "END"),
+        ("stop", ("",)),
+        ("stop", ("END", "")),
+        ("stop", (b"END",)),
+        ("stop", None),
     ],
 )
 def test_bad_value_is_refused_in_one_line_that_names_field_and_value(field: str, value: Any) -> None:
@@ -107,10 +123,19 @@ def test_do_sample_without_temperature_means_temperature_one() -> None:
 
 
 def test_generation_config_settings_that_are_not_applied_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Qwen2.5 ships repetition_penalty 1.1: dropping it in silence would change answers without a word."""
+    """Dropping a setting in silence would change answers without a word."""
     with caplog.at_level(logging.WARNING):
-        SamplingParams.from_generation_config({"repetition_penalty": 1.1, "num_beams": 1, "typical_p": None})
-    assert "repetition_penalty=1.1" in caplog.text and "num_beams" not in caplog.text
+        SamplingParams.from_generation_config({"no_repeat_ngram_size": 3, "num_beams": 1, "typical_p": None})
+    assert "no_repeat_ngram_size=3" in caplog.text and "num_beams" not in caplog.text
+
+
+def test_shipped_penalty_and_stops_are_applied(caplog: pytest.LogCaptureFixture) -> None:
+    """Qwen2.5 ships repetition_penalty 1.1; transformers lets stop_strings be one text or several."""
+    with caplog.at_level(logging.WARNING):
+        params = SamplingParams.from_generation_config({"repetition_penalty": 1.1, "stop_strings": "END"})
+    assert (params.repetition_penalty, params.stop, caplog.text) == (1.1, ("END",), "")
+    assert SamplingParams.from_generation_config({"stop_strings": ["a", "b"]}).stop == ("a", "b")
+    assert SamplingParams.from_generation_config({"stop_strings": None}).stop == ()
 
 
 def test_bad_shipped_value_is_refused_by_name() -> None:
@@ -123,3 +148,62 @@ def test_unknown_override_is_an_error() -> None:
     """Overrides come from users' keyword arguments: a typo must not pass."""
     with pytest.raises(TypeError, match="topk"):
         SamplingParams.from_generation_config({}, topk=5)
+
+
+def test_penalties_of_either_sign_are_settings() -> None:
+    """Below 1 and below 0 mean more of the same, as elsewhere."""
+    params = SamplingParams(repetition_penalty=0.9, presence_penalty=-2, frequency_penalty=np.float32(0.5))  # type: ignore[arg-type]
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (0.9, -2.0, 0.5)
+    assert type(params.presence_penalty) is type(params.frequency_penalty) is float
+
+
+def test_stops_may_come_as_a_list_and_are_kept_as_a_tuple() -> None:
+    """Settings are hashable and cannot be changed from outside."""
+    stops = ["END", "\n"]
+    params = SamplingParams(stop=stops)  # type: ignore[arg-type]
+    stops.append("later")
+    assert params.stop == ("END", "\n") and hash(params) == hash(SamplingParams(stop=("END", "\n")))
+
+
+def test_speculation_is_exact_unless_asked_otherwise() -> None:
+    """The default is the mode that promises most."""
+    assert dataclasses.astuple(SpecConfig()) == ("lossless", "auto", 4, False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_every_mode_goes_with_every_draft(mode: str, draft: str) -> None:
+    """Frozen, hashable, and plain numbers, as sampling settings are."""
+    spec = SpecConfig(mode=mode, draft=draft, num_draft_tokens=np.int64(7), block=True)  # type: ignore[arg-type]
+    assert type(spec.num_draft_tokens) is int
+    assert {spec: 1}[pickle.loads(pickle.dumps(spec))] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.mode = "lossless"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("mode", "exact", "autoregressive, lossless"),
+        ("mode", None, "autoregressive, lossless"),
+        ("mode", ["lossless"], "autoregressive, lossless"),
+        ("draft", "none", ", ".join(DRAFTS)),
+        ("num_draft_tokens", 0, "at least 1, got 0; use mode 'autoregressive'"),
+        ("num_draft_tokens", 2.5, "whole number"),
+        ("num_draft_tokens", True, "whole number"),
+        ("block", 1, "True or False"),
+        ("block", "yes", "True or False"),
+    ],
+)
+def test_bad_speculation_is_refused_in_one_line(field: str, value: Any, allowed: str) -> None:
+    """Names the field, the value and what is allowed; a mode that does not exist must not become another."""
+    with pytest.raises(ConfigError) as caught:
+        SpecConfig(**{field: value})
+    message = str(caught.value)
+    assert message.startswith(field) and repr(value) in message and allowed in message and "\n" not in message
+
+
+def test_unknown_speculation_setting_is_an_error() -> None:
+    """Names of other projects (gamma, k) must not be taken for ours."""
+    with pytest.raises(TypeError, match="gamma"):
+        SpecConfig(gamma=4)  # type: ignore[call-arg]

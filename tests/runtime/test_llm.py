@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from semspec import LLM, BackendError, BundleError, ConfigError, SamplingParams
+from semspec import LLM, BackendError, BundleError, ConfigError, SamplingParams, SpecConfig
 from semspec.runtime.bundle import MANIFEST, sha256_of
 
+PLAIN = SpecConfig(mode="autoregressive")  # where one token a step is what a test looks at
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = (504, 3575, 282, 4649, 314, 7042, 30, 2)  # "The capital of France is Paris." and the end token
 ASTRONAUT = "👩‍🚀"  # woman, joiner, rocket: eight tokens, none of them a character
@@ -63,10 +64,15 @@ def test_smollm2_answers_with_exactly_these_ids(smollm2: LLM) -> None:
 
 def test_emoji_is_continued_in_whole_characters(smollm2: LLM) -> None:
     """D17, end to end: the model repeats an emoji whose eight tokens are all parts of characters."""
-    deltas = list(smollm2.stream(5 * ASTRONAUT, SamplingParams(max_tokens=16)))
-    assert [token for delta in deltas for token in delta.token_ids] == 2 * ASTRONAUT_IDS
-    assert "".join(delta.text for delta in deltas) == 2 * ASTRONAUT
-    assert {delta.text for delta in deltas} == {"", "👩", "\u200d", "🚀"}
+    for spec in (PLAIN, None):
+        deltas = list(smollm2.stream(5 * ASTRONAUT, SamplingParams(max_tokens=16), spec=spec))
+        assert [token for delta in deltas for token in delta.token_ids] == 2 * ASTRONAUT_IDS
+        assert "".join(delta.text for delta in deltas) == 2 * ASTRONAUT
+        if spec is PLAIN:
+            assert {delta.text for delta in deltas} == {"", "👩", "\u200d", "🚀"}
+        else:  # n-grams: it repeats the prompt, so drafts are kept, and cut characters anywhere
+            assert deltas[-1].stats.num_accepted_draft_tokens >= 8
+            assert {character for delta in deltas for character in delta.text} == {"👩", "\u200d", "🚀"}
 
 
 def test_character_that_the_prompt_leaves_unfinished_belongs_to_the_answer(smollm2: LLM) -> None:
@@ -79,7 +85,7 @@ def test_character_that_the_prompt_leaves_unfinished_belongs_to_the_answer(smoll
 
 def test_answer_cut_inside_a_character_ends_with_one_replacement(smollm2: LLM) -> None:
     """D17: what is held at the end comes out once, and only at the end."""
-    deltas = list(smollm2.stream(5 * ASTRONAUT, SamplingParams(max_tokens=2)))
+    deltas = list(smollm2.stream(5 * ASTRONAUT, SamplingParams(max_tokens=2), spec=PLAIN))
     assert [delta.text for delta in deltas] == ["", "\ufffd"]
     assert deltas[-1].finish_reason == "length"
 
@@ -90,8 +96,8 @@ def test_answer_cut_inside_a_character_ends_with_one_replacement(smollm2: LLM) -
 def test_stream_is_generate_in_pieces(tiny: LLM) -> None:
     """Random bytes, most of them no text: the pieces joined are the answer, and each is valid by itself."""
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=100, ignore_eos=True)
-    deltas = list(tiny.stream("hello", params))
-    answer = tiny.generate("hello", params)
+    deltas = list(tiny.stream("hello", params, spec=PLAIN))
+    answer = tiny.generate("hello", params, spec=PLAIN)
     assert "".join(delta.text for delta in deltas) == answer.text
     assert tuple(token for delta in deltas for token in delta.token_ids) == answer.token_ids
     assert answer.text == tiny.tokenizer.decode(answer.token_ids)
@@ -102,7 +108,7 @@ def test_stream_is_generate_in_pieces(tiny: LLM) -> None:
 
 def test_stats_grow_with_the_stream(tiny: LLM) -> None:
     """A progress display reads them as they come; earlier ones do not change afterwards."""
-    deltas = list(tiny.stream("hello", SamplingParams(max_tokens=5, ignore_eos=True)))
+    deltas = list(tiny.stream("hello", SamplingParams(max_tokens=5, ignore_eos=True), spec=PLAIN))
     assert [delta.stats.generated_tokens for delta in deltas] == [1, 2, 3, 4, 5]
     assert {delta.stats.prompt_tokens for delta in deltas} == {5}
 
@@ -158,21 +164,31 @@ def test_end_tokens_are_all_those_of_the_bundle(tiny: LLM, tiny_bundle: Path, tm
 def test_setting_that_is_not_applied_is_warned_of_once(
     tiny_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Qwen2.5 ships repetition_penalty 1.1; a line for every request would drown it."""
-    generation = {"eos_token_id": [258], "repetition_penalty": 1.1}
+    """Some ship a ban on repeated n-grams; a line for every request would drown it."""
+    generation = {"eos_token_id": [258], "no_repeat_ngram_size": 3}
     with (
         caplog.at_level(logging.WARNING),
         LLM(changed_generation(tiny_bundle, tmp_path, generation), threads=1) as llm,
     ):
         llm.generate("hello", SamplingParams(max_tokens=2))
         llm.generate("hello")
-    assert caplog.text.count("repetition_penalty=1.1") == 1
+    assert caplog.text.count("no_repeat_ngram_size=3") == 1
 
 
 def test_sampling_settings_are_one_object_and_a_stray_keyword_is_an_error(tiny: LLM) -> None:
     """`generate("x", temperature=1)` must not be taken for a template variable or dropped."""
     with pytest.raises(TypeError, match="temperature"):
         tiny.generate("hello", temperature=1)  # type: ignore[call-arg]
+
+
+def test_penalty_that_the_model_ships_with_is_applied(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Qwen2.5 ships repetition_penalty 1.1: what nobody asked for at a call is still part of the answer's law."""
+    generation = {"eos_token_id": [], "repetition_penalty": 1.8}
+    with LLM(changed_generation(tiny_bundle, tmp_path, generation), threads=1) as llm:
+        assert llm.default_sampling == SamplingParams(repetition_penalty=1.8)
+        asked = llm.generate("hello", SamplingParams(repetition_penalty=1.8))
+        assert llm.generate("hello").token_ids == asked.token_ids
+        assert llm.generate("hello", SamplingParams()).token_ids != asked.token_ids
 
 
 # States

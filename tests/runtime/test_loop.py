@@ -1,4 +1,4 @@
-"""The decoding loop against models whose answers are written down."""
+"""The decoding loop without drafts, against models whose answers are written down."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import decoding
 import numpy as np
 import pytest
 import scripted
 from scripted import ScriptedModel, chain, scattered
 
-from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError, ConfigError
-from semspec.runtime.loop import decode_autoregressive
 from semspec.runtime.records import Step
 from semspec.runtime.stats import Ledger
 
@@ -26,30 +25,12 @@ def successors(size: int = V) -> ScriptedModel:
     return ScriptedModel(chain(np.roll(5 * np.eye(size), 1, axis=1)))
 
 
-def decode(
-    model: ScriptedModel,
-    prompt: Sequence[int],
-    *,
-    vocab_size: int = V,
-    end_ids: Sequence[int] = (),
-    ledger: Ledger | None = None,
-    **params: Any,
-) -> Iterator[Step]:
-    return decode_autoregressive(
-        model,
-        prompt,
-        SamplingParams(**params),
-        vocab_size=vocab_size,
-        end_ids=end_ids,
-        ledger=ledger or Ledger(),
-    )
+def steps_of(model: ScriptedModel, prompt: Sequence[int], **options: Any) -> Iterator[Step]:
+    return decoding.start(model, prompt, **{"vocab_size": V, **options})
 
 
 def run(model: ScriptedModel, prompt: Sequence[int], **options: Any) -> tuple[list[int], str | None]:
-    """All ids and the reason of the last step."""
-    steps = list(decode(model, prompt, **options))
-    assert all(step.finish_reason is None for step in steps[:-1])
-    return [token for step in steps for token in step.ids], steps[-1].finish_reason
+    return decoding.run(model, prompt, **{"vocab_size": V, **options})
 
 
 def test_worked_examples_of_the_double() -> None:
@@ -89,7 +70,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(params: dict[str, Any]) ->
 def test_nan_is_an_error_of_the_engine(params: dict[str, Any]) -> None:
     """numpy's argmax would take NaN for the largest and go on in silence."""
     model = ScriptedModel(lambda context: [0, np.nan if len(context) > 2 else 1, 0, 0, 0, 0, 0, 0])
-    steps = decode(model, [0, 0], **params)
+    steps = steps_of(model, [0, 0], **params)
     next(steps)
     with pytest.raises(BackendError, match="nan"):
         list(steps)
@@ -143,7 +124,7 @@ def test_prompt_that_is_empty_or_too_long_is_refused(prompt: list[int]) -> None:
     model.forward([1])
     model.max_context = 3
     with pytest.raises(ConfigError, match=rf"has {len(prompt)} tokens; .* 1 to 3 .*--max-context"):
-        next(decode(model, prompt))
+        next(steps_of(model, prompt))
     assert model.length == 1
 
 
@@ -161,12 +142,28 @@ def test_one_token_prompt_needs_no_call_of_its_own() -> None:
     assert model.calls == [(0, (3,)), (1, (4,))]
 
 
+def test_prompt_is_read_from_where_it_leaves_the_remembered_text() -> None:
+    """D11: the next turn of a conversation costs what is new in it; a changed token is read again, and all after."""
+    model = successors()
+    run(model, [1, 2, 3], max_tokens=3)  # remembers 1 2 3 4 5
+    for prompt, read in (
+        ([1, 2, 3, 4, 5, 6, 0, 0], [(5, (6, 0)), (7, (0,))]),
+        ([1, 2, 3, 7, 7], [(3, (7,)), (4, (7,))]),
+        ([1, 2, 3, 7], [(3, (7,))]),
+        ([0, 2], [(0, (0,)), (1, (2,))]),
+        ([5], [(0, (5,))]),
+    ):
+        model.calls.clear()
+        run(model, prompt, max_tokens=1)
+        assert model.calls == read
+
+
 def test_after_every_step_the_model_remembers_all_but_the_pending_token() -> None:
     """The invariant that drafts, reviews and rewinds of the other modes build on."""
     model, committed = ScriptedModel(scattered(V)), [5, 1, 2]
-    for step in decode(model, [5, 1, 2], max_tokens=20):
+    for step in steps_of(model, [5, 1, 2], max_tokens=20):
         committed += step.ids
-        assert model.ids == committed[:-1]
+        assert model.tokens == committed[:-1]
     assert len(committed) == 23
 
 
@@ -201,12 +198,22 @@ def test_sampled_tokens_follow_the_law() -> None:
     assert np.sum((np.bincount(ids, minlength=3) - expected) ** 2 / expected) < 27.6
 
 
+def test_log_probabilities_are_given_on_request() -> None:
+    """Of the token that was written, under the model itself: the rows of the table, scaled to sum to 1."""
+    for wanted in (True, False):
+        steps = list(
+            steps_of(successors(), [3], max_tokens=2, logprobs=wanted, temperature=0.5, seed=0, top_k=1)
+        )
+        expected = 5 - np.log(np.exp(5) + V - 1) if wanted else None
+        assert [step.logprobs for step in steps] == 2 * [(pytest.approx(expected),) if wanted else ()]
+
+
 def test_abandoned_request_leaves_a_usable_model() -> None:
     """A reader may leave at any step; the next request starts from nothing."""
     model = ScriptedModel(scattered(V))
     whole = run(model, [1, 2], max_tokens=6)
     for n_steps in range(4):
-        steps = decode(model, [3, 4, 5], max_tokens=6)
+        steps = steps_of(model, [3, 4, 5], max_tokens=6)
         list(islice(steps, n_steps))
         steps.close()  # type: ignore[attr-defined]
         assert run(model, [1, 2], max_tokens=6) == whole
@@ -224,5 +231,5 @@ def test_ledger_counts_the_prompt_and_every_token_in_named_phases() -> None:
 def test_counts_are_right_when_a_step_is_seen() -> None:
     """Streams report while they run."""
     ledger = Ledger()
-    for n_steps, _ in enumerate(decode(successors(), [1], max_tokens=3, ledger=ledger), 1):
+    for n_steps, _ in enumerate(steps_of(successors(), [1], max_tokens=3, ledger=ledger), 1):
         assert ledger.generated_tokens == n_steps

@@ -254,3 +254,16 @@ def test_models_keep_the_protocol(double: type, method: str) -> None:
     """What is tested with the double must hold for the real one: same names, same defaults."""
     expected = inspect.signature(getattr(LanguageModel, method))
     assert inspect.signature(getattr(double, method)) == expected
+
+
+def test_models_remember_the_tokens_themselves(model: CachedModel) -> None:
+    """What a next request has in common with the last is found by comparing tokens; real and double alike (D11)."""
+    for each in (model, ScriptedModel(lambda _: [0.0, 1.0])):
+        each.forward([5, 8, 2])
+        assert (list(each.tokens), each.length) == ([5, 8, 2], 3)
+        each.rewind(1)
+        each.forward([7])
+        assert (list(each.tokens), each.length) == ([5, 7], 2)
+        with pytest.raises(ConfigError):
+            each.rewind(3)
+        assert list(each.tokens) == [5, 7]

@@ -7,6 +7,8 @@ import doctest
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from semspec.runtime import stats
 from semspec.runtime.stats import Ledger
@@ -34,9 +36,9 @@ def test_first_token_and_rate_are_told_apart() -> None:
     ledger = Ledger(clock=clock)
     ledger.add_prompt(7)
     clock.now += 2.0
-    ledger.add_generated(1)
+    ledger.add_round(drafted=0, accepted=0, emitted=1)
     clock.now += 1.0
-    ledger.add_generated(4)  # one accepted segment
+    ledger.add_round(drafted=4, accepted=3, emitted=4)
     clock.now += 50.0  # the reader takes its time: no token, no cost
     summary = ledger.summary()
     assert (summary.prompt_tokens, summary.generated_tokens) == (7, 5)
@@ -44,19 +46,86 @@ def test_first_token_and_rate_are_told_apart() -> None:
     assert summary.tokens_per_second == pytest.approx(5 / 3)
 
 
-def test_nothing_generated_has_no_times() -> None:
-    """No division by zero, and no 0 ms that would look like a measurement (D15)."""
-    ledger = Ledger()
-    ledger.add_generated(0)
-    summary = ledger.summary()
+def test_tokens_of_the_first_round_came_with_the_prompt() -> None:
+    """Five tokens at once took no time of their own: the time per token is that of the later ones."""
+    clock = Clock()
+    ledger = Ledger(clock=clock)
+    clock.now += 2.0
+    ledger.add_round(drafted=4, accepted=4, emitted=5)
+    assert ledger.summary().tpot_ms is None
+    clock.now += 1.0
+    ledger.add_round(drafted=4, accepted=1, emitted=2)
+    assert ledger.summary().tpot_ms == 500.0
+
+
+def test_nothing_generated_has_no_times_and_no_rates() -> None:
+    """No division by zero, and no 0 that would look like a measurement (D15)."""
+    summary = Ledger().summary()
     assert (summary.ttft_ms, summary.tpot_ms, summary.tokens_per_second) == (None, None, 0.0)
+    assert (summary.draft_acceptance_rate, summary.mean_acceptance_length) == (None, None)
+    assert (summary.num_rounds, summary.num_drafts, summary.acceptance_lengths) == (0, 0, ())
 
 
 def test_one_token_has_no_time_per_token() -> None:
     """The first token's time is the prompt's."""
     ledger = Ledger()
-    ledger.add_generated(1)
+    ledger.add_round(drafted=0, accepted=0, emitted=1)
     assert ledger.summary().ttft_ms is not None and ledger.summary().tpot_ms is None
+
+
+def test_acceptance_is_counted_as_by_hand() -> None:
+    """D15: 3 of 4, 0 of 4, 4 of 4, then the end token at place 2 of 4: two looked at and kept, none for free."""
+    ledger = Ledger()
+    for accepted in (3, 0, 4):
+        ledger.add_round(drafted=4, accepted=accepted, emitted=accepted + 1)
+    ledger.add_round(drafted=2, accepted=2, emitted=2)
+    summary = ledger.summary()
+    assert (summary.num_rounds, summary.num_drafts) == (4, 4)
+    assert (summary.num_draft_tokens, summary.num_accepted_draft_tokens) == (14, 9)
+    assert summary.generated_tokens == 12
+    assert summary.draft_acceptance_rate == 9 / 14
+    assert summary.mean_acceptance_length == 3.0
+    assert summary.acceptance_lengths == (1, 0, 1, 1, 1)
+
+
+def test_rounds_without_a_draft_are_rounds_but_no_rejections() -> None:
+    """D08, D15: plain decoding has length 1 and no acceptance rate; a draft that stops lowers the length only."""
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.add_round(drafted=0, accepted=0, emitted=1)
+    plain = ledger.summary()
+    assert (plain.draft_acceptance_rate, plain.mean_acceptance_length) == (None, 1.0)
+    assert (plain.num_rounds, plain.num_drafts, plain.acceptance_lengths) == (3, 0, ())
+    ledger.add_round(drafted=2, accepted=2, emitted=3)
+    mixed = ledger.summary()
+    assert (mixed.draft_acceptance_rate, mixed.mean_acceptance_length) == (1.0, 1.5)
+    assert (mixed.num_rounds, mixed.num_drafts, mixed.acceptance_lengths) == (4, 1, (0, 0, 1))
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.integers(0, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=20))
+def test_histogram_adds_up_to_the_counts(rounds: list[tuple[int, int]]) -> None:
+    """D15: one number, three ways; and the free token is in none of them."""
+    ledger = Ledger()
+    for drafted, accepted in rounds:
+        ledger.add_round(drafted=drafted, accepted=accepted, emitted=accepted + 1)
+    summary = ledger.summary()
+    lengths = summary.acceptance_lengths
+    assert sum(lengths) == summary.num_drafts == sum(drafted > 0 for drafted, _ in rounds)
+    assert sum(n * times for n, times in enumerate(lengths)) == summary.num_accepted_draft_tokens
+    assert (
+        summary.num_accepted_draft_tokens <= summary.num_draft_tokens == sum(drafted for drafted, _ in rounds)
+    )
+    assert summary.generated_tokens == summary.num_accepted_draft_tokens + summary.num_rounds
+    assert not lengths or lengths[-1] > 0
+
+
+def test_note_is_passed_on() -> None:
+    """D08: what a drafter has to say reaches the user."""
+    ledger = Ledger()
+    assert ledger.summary().note == ""
+    ledger.note = "drafting stopped"
+    assert ledger.summary().note == "drafting stopped"
 
 
 def test_phases_add_up_also_when_they_fail() -> None:
@@ -79,6 +148,7 @@ def test_summary_is_a_snapshot_and_goes_into_json() -> None:
         pass
     before = ledger.summary()
     with ledger.time("decode"):
-        ledger.add_generated(3)
+        ledger.add_round(drafted=3, accepted=2, emitted=3)
     assert list(before.phase_ms) == ["prefill"] and before.generated_tokens == 0
+    assert before.acceptance_lengths == () and ledger.summary().acceptance_lengths == (0, 0, 1)
     assert json.loads(json.dumps(dataclasses.asdict(before)))["generated_tokens"] == 0
