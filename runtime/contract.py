@@ -7,7 +7,12 @@ Graphs: `cpu` and `cuda` (dialect ort), `native`, `primitive`.
 
 What every graph promises: several new tokens on a cache give the logits of one at a time; no row influences
 an earlier row; rewinding is passing a smaller `past_len`. On `cpu` these hold to the bit for logits and hidden
-states. `pooled` is a sum whose rounding depends on how the text is cut; GPU graphs promise no bits at all.
+states, for B = 1 and `spare` as below; a batch of single steps has `spare` 0 and other bits. `pooled` is a sum
+whose rounding depends on how the text is cut; GPU graphs promise no bits at all.
+
+A CPU graph has no lse, entropy or top ids: the logits are in memory already, and computing them in the graph was
+slower (V = 151,936, milliseconds a row: 0.8-0.9 in the graph, 0.16 for lse and entropy and 0.29 for a sampled token
+in numpy, 0.01 for a greedy one).
 """
 
 from __future__ import annotations

@@ -138,9 +138,12 @@ def export_graph(folder: Path, checkpoint: Path, **options: Any) -> Graph:
 
 
 def rebuild(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The transformers model of a checkpoint's configuration and (de-quantized) weights."""
+    """The transformers model of a checkpoint's configuration and (de-quantized) weights, none left as initialized."""
+    settings = dict(checkpoint.config)
+    if settings.get("rope_scaling", {}).get("rope_type") == "factors":
+        settings.pop("rope_scaling")  # a form of our own
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     weights = {name: torch.from_numpy(checkpoint.read(name)) for name in checkpoint.names()}
     missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()

@@ -92,15 +92,15 @@ class OrtOps:
     # what every layer shares
 
     def _integers(self) -> None:
-        for name, value in (("0", [0]), ("1", [1]), ("-1", [-1]), ("int64_max", [np.iinfo(np.int64).max])):
-            self.builder.constant(name, np.array(value, np.int64))
+        for value in (0, 1, -1):
+            self.builder.constant(str(value), np.array([value], np.int64))
         self.builder.node("Shape", ["input_ids"], "n_new", start=1, end=2)
 
     def _positions(self) -> None:
         """Lengths as GroupQueryAttention wants them, and the rotary tables."""
         node, n_rows = self.builder.node, "n_new"
         if self.pads_rows:
-            n_rows = node("Add", ["n_new", "spare"], "n_rows")
+            n_rows = self._row_indices()
         total = node("Add", ["past_len", n_rows], "total_lengths")
         node("Cast", [node("Sub", [total, "1"], "last_rows")], "seqlens_k", to=INT32)
         longest = node("ReduceMax", [total], "longest", keepdims=0)
@@ -110,12 +110,22 @@ class OrtOps:
             stored = self.weights.table(f"{name}:{self.dtype}", table.astype(self.dtype))
             self.builder.weight(name, stored)
 
+    def _row_indices(self) -> str:
+        """row_indices: 0..S-1, and S-1 once more where there is a spare row; returns the name of their number."""
+        node = self.builder.node
+        n_rows = node("Add", ["n_new", "spare"], "n_rows")
+        first = self.builder.constant("first", np.array(0, np.int64))
+        step = self.builder.constant("step", np.array(1, np.int64))
+        counted = node("Range", [first, node("Squeeze", [n_rows], "row_count"), step], "counted")
+        node("Min", [counted, node("Sub", ["n_new", "1"], "last_row")], "row_indices")
+        return n_rows
+
     # the Ops protocol
 
     def embed(self, weight: str) -> str:
         ids = "input_ids"
         if self.pads_from_embedding:
-            ids = self._repeat_last_row(ids, "ids", "spare")
+            ids = self.builder.node("Gather", [ids, "row_indices"], "ids", axis=1)
         stored = self.weights.matrix((weight,), self.schemes.embedding, self.dtype)
         if not stored.scheme.block_size:
             table = self.builder.weight(f"{weight}", stored.data)
@@ -169,7 +179,9 @@ class OrtOps:
     def attend(self, qkv: str, layer: int) -> str:
         """GroupQueryAttention over the bound cache: past and present are one buffer, written in place."""
         pads = self.pads_rows and not self.pads_from_embedding
-        rows = self._repeat_last_row(qkv, f"layers.{layer}.qkv", "spare") if pads else qkv
+        rows = qkv
+        if pads:
+            rows = self.builder.node("Gather", [qkv, "row_indices"], f"layers.{layer}.rows", axis=1)
         cache = [f"kv.{layer}.key", f"kv.{layer}.value"]
         attended = f"layers.{layer}.attended"
         self.builder.nodes(
@@ -301,15 +313,6 @@ class OrtOps:
 
     def _vector(self, name: str) -> str:
         return self.builder.weight(name, self.weights.vector((name,), self.dtype))
-
-    def _repeat_last_row(self, x: str, name: str, count: str) -> str:
-        """Append the last row (axis 1) `count` times, 0 or 1."""
-        node = self.builder.node
-        last = node("Slice", [x, "-1", "int64_max", "1"], f"{name}.last")
-        n_batch = node("Shape", [x], f"{name}.batch", start=0, end=1)
-        rest = node("Shape", [x], f"{name}.rest", start=2)
-        shape = node("Concat", [n_batch, count, rest], f"{name}.spare_shape", axis=0)
-        return node("Concat", [x, node("Expand", [last, shape], f"{name}.spare")], f"{name}.padded", axis=1)
 
     def _drop_spare(self, x: str, name: str) -> str:
         return self.builder.node("Slice", [x, "0", "n_new", "1"], name)

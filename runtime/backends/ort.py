@@ -6,6 +6,8 @@ few numbers of a call. The CUDA path follows the same calls; it has not been run
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,7 +74,7 @@ class OrtBackend:
     def zeros(self, shape: tuple[int, ...], dtype: str) -> OrtTensor:
         """On the CPU the memory is taken from the system page by page as rows are written."""
         if self.name == "cpu":
-            return OrtTensor(np.zeros(shape, dtype))
+            return OrtTensor(_lazy_zeros(shape, dtype))
         return OrtTensor(ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.name, 0))
 
 
@@ -212,6 +214,18 @@ def _default_threads() -> int:
         if usable < (os.cpu_count() or 1):
             return usable
     return 0
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Array:
+    """Zeros whose memory is taken from the system a small page at a time, when it is first written.
+
+    numpy asks for huge pages, so the first row of each head of a cache would take, and clear, 2 MiB.
+    """
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if n_bytes == 0 or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _tensor_spec(node: Any) -> TensorSpec:

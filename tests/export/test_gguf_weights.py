@@ -11,27 +11,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from graphs import rebuild
 from tiny import tiny_model
 from tiny_gguf import write_gguf
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from semspec.export.checkpoint import Checkpoint, open_checkpoint
+from semspec.export.checkpoint import open_checkpoint
 from semspec.runtime.errors import SourceError
-
-
-def rebuild(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The transformers model of a checkpoint's configuration and weights, none left as initialized."""
-    settings = dict(checkpoint.config)
-    if settings.get("rope_scaling", {}).get("rope_type") == "factors":
-        settings.pop("rope_scaling")  # a form of our own
-    config = AutoConfig.for_model(**settings)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    weights = {name: torch.from_numpy(checkpoint.read(name)) for name in checkpoint.names()}
-    missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
-    model.tie_weights()
-    assert not unexpected
-    assert set(missing) <= ({"lm_head.weight"} if checkpoint.spec.tied else set())
-    return model.eval()
 
 
 def logits(model: PreTrainedModel) -> torch.Tensor:
