@@ -288,7 +288,7 @@ def _answer_twice(bundle: Path, question: str, max_tokens: int) -> None:
 
 def _speed_line(stats: Summary) -> str:
     speed = f"{1000 / stats.tpot_ms:.1f} tokens/s while writing" if stats.tpot_ms else "one step only"
-    line = f"[{stats.generated_tokens} tokens, {speed}"
+    line = f"[{stats.generated_tokens} token{'s' * (stats.generated_tokens != 1)}, {speed}"
     if stats.draft_acceptance_rate is not None:
         line += f"; {stats.draft_acceptance_rate:.0%} of {stats.num_draft_tokens} drafted tokens accepted"
         line += f", {stats.mean_acceptance_length:.2f} tokens a target pass"
