@@ -21,6 +21,7 @@ from semspec.runtime.errors import ConfigError, SemspecError
 __all__ = ["export_main", "main", "semspec"]
 
 COMMANDS = {
+    "bench": "semspec.calibration.cli:bench",
     "demo": "semspec.export.cli:demo",
     "export": "semspec.export.cli:export",
     "fetch": "semspec.export.cli:fetch",
@@ -29,7 +30,13 @@ COMMANDS = {
 }
 
 # what a missing import means: module -> the extra that brings it
-EXTRAS = {"onnx": "export", "huggingface_hub": "export", "tomli": "export"}
+EXTRAS = {
+    "huggingface_hub": "export",
+    "math_verify": "bench",
+    "matplotlib": "bench",
+    "onnx": "export",
+    "tomli": "export",
+}
 
 
 class LazyGroup(click.Group):
