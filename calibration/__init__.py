@@ -1,1 +1,1 @@
-"""The numbers that decisions rest on: probes, thresholds, benchmarks. Nothing of it is built yet."""
+"""The numbers that decisions rest on. So far: benchmarks."""

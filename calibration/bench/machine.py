@@ -1,0 +1,54 @@
+"""What a measurement was made on: processor, memory, system and versions. No names of hosts or users."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["describe_machine", "peak_mib"]
+
+PACKAGES = ("semspec", "numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "math-verify")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Facts that speeds depend on; the same at every call on an unchanged machine, after a restart too."""
+    facts: dict[str, str | int] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # one of the two engines, or an extra that nothing here needs
+    return facts
+
+
+def peak_mib() -> float:
+    """Most memory this process has held so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """The processor's name for people; its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,60 @@
+"""Ways to decode by name, such as `lossless-block:8`: drafter, rule and, after the colon, most tokens of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from semspec.calibration.bench.records import PLAIN, Mode
+from semspec.runtime.config import SpecConfig
+from semspec.runtime.errors import ConfigError
+
+__all__ = ["MODES", "default_modes", "parse_modes"]
+
+MODES: Mapping[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode(name=PLAIN, exact=True, spec=SpecConfig(mode="autoregressive")),
+        Mode(name="lossless", exact=True, spec=SpecConfig(draft="model")),
+        Mode(name="lossless-block", exact=True, spec=SpecConfig(draft="model", block=True)),
+        Mode(name="ngram", exact=True, spec=SpecConfig(draft="ngram")),
+        Mode(name="ngram-block", exact=True, spec=SpecConfig(draft="ngram", block=True)),
+    )
+}
+
+
+def default_modes(has_draft: bool) -> tuple[str, ...]:
+    """Plain decoding, the draft model where there is one, and n-grams."""
+    return (PLAIN, "lossless", "ngram") if has_draft else (PLAIN, "ngram")
+
+
+def parse_modes(names: Sequence[str]) -> list[Mode]:
+    """Modes in the order named. Raises ConfigError for none, an unknown one, one named twice, a length that is not.
+
+    >>> [mode.spec.num_draft_tokens for mode in parse_modes(["ngram:8", "lossless"])]
+    [8, 4]
+    """
+    modes = [_parse(name.strip()) for name in names]
+    if not modes:
+        raise ConfigError(f"no modes to measure; known: {', '.join(MODES)}")
+    seen = [mode.spec for mode in modes]
+    for index, mode in enumerate(modes):
+        if mode.spec in seen[:index]:
+            raise ConfigError(f"the mode {mode.name} is named twice (the default draft has 4 tokens)")
+    return modes
+
+
+def _parse(name: str) -> Mode:
+    known, colon, length = name.partition(":")
+    if known not in MODES:
+        raise ConfigError(
+            f"unknown mode {name!r}; known: {', '.join(MODES)}, with a draft length as in ngram:8"
+        )
+    mode = MODES[known]
+    if not colon:
+        return mode
+    if known == PLAIN or not (length.isascii() and length.isdigit()) or int(length) == 0:
+        raise ConfigError(
+            f"a draft length is a whole number from 1 after a drafting mode, as in ngram:8; got {name!r}"
+        )
+    spec = SpecConfig(draft=mode.spec.draft, block=mode.spec.block, num_draft_tokens=int(length))
+    return Mode(name=f"{known}:{int(length)}", exact=mode.exact, spec=spec)

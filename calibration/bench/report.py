@@ -1,0 +1,266 @@
+"""report.html and divergences.jsonl: what a person reads of a benchmark.
+
+It knows HTML and files; it computes no statistic (summary.py), draws nothing (plots.py) and words no column
+(columns.py). The page is one file that asks for nothing else: no script, no picture or style outside it. What comes
+from models, data or file names is escaped. Same results and origin, same page.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from semspec.calibration.bench.columns import list_notes, select_columns
+from semspec.calibration.bench.divergences import Divergence, find_divergences
+from semspec.calibration.bench.plots import DPI, draw_accuracy, draw_drafts, draw_phases, draw_speed
+from semspec.calibration.bench.records import PLAIN, Result
+from semspec.calibration.bench.summary import Estimate, ModeRow, Table
+
+__all__ = ["write_report"]
+
+MOST_SHOWN = 30  # divergences on the page; the file has all
+ENGINES = ("onnxruntime", "onnxruntime-gpu", "semspec")  # versions shown beside the machine
+MOST_WORDS = 12  # of a list in the origin
+SHOWN_DPI = DPI / 2
+
+
+def write_report(out: Path, results: Sequence[Result], table: Table, origin: Mapping[str, Any]) -> None:
+    """Write report.html and divergences.jsonl (empty where there is none) into the folder `out`.
+
+    results: those the table was made of. origin: what was measured, how and on what machine: JSON values under
+    names of your choice, shown as given. Files of an earlier report are replaced, each at once. Raises
+    ConfigError where matplotlib is missing, before anything is written; OSError where `out` cannot be written.
+    """
+    divergences = find_divergences(results, table)
+    page = "\n".join(_page(results, table, origin, divergences)) + "\n"
+    lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in divergences)
+    for name, text in (("divergences.jsonl", lines), ("report.html", page)):
+        unfinished = out / f".{name}.part"
+        unfinished.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+        unfinished.replace(out / name)
+
+
+def _page(
+    results: Sequence[Result], table: Table, origin: Mapping[str, Any], divergences: Sequence[Divergence]
+) -> Iterator[str]:
+    yield HEAD
+    yield "<h1>semspec bench</h1>"
+    yield f"<p class='size'>{escape(_size(results))}</p>"
+    yield from (f"<p class='size'>{escape(words)}</p>" for words in _machines(origin))
+    yield f"<p class='finding'>{escape(_finding(table))}</p>"
+    yield from _table(table)
+    yield from (f"<p class='note'>{escape(note)}</p>" for note in list_notes(table))
+    yield from _plots(results, table)
+    yield from _divergences(table, divergences)
+    yield from _origin(origin)
+    yield from _meanings(table)
+    yield "</body></html>"
+
+
+def _size(results: Sequence[Result]) -> str:
+    """How much was measured, in words."""
+    counts = {
+        "problem": len({one.cell.problem for one in results}),
+        "mode": len({one.cell.mode for one in results}),
+        "seed": len({one.cell.seed for one in results}),
+        "repeat": len({one.cell.repeat for one in results}),
+    }
+    parts = [f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items()]
+    return f"{', '.join(parts)}: {len(results)} answers, the modes interleaved problem by problem."
+
+
+def _machines(origin: Mapping[str, Any]) -> Iterator[str]:
+    """A line a machine, as far as the origin tells (run.py writes it; the whole origin is shown below)."""
+    for machine in origin.get("machines", ()):
+        facts = [machine.get("processor"), f"{machine.get('cores', '?')} cores", machine.get("system")]
+        versions = [f"{name} {machine[name]}" for name in ("python", *ENGINES) if name in machine]
+        yield "On " + ", ".join(str(fact) for fact in (*facts, *versions) if fact)
+
+
+def _finding(table: Table) -> str:
+    """The sentence a hurried reader takes away: a mode is faster where its whole interval lies above 1."""
+    rivals = [(row.speed_ratio, row) for row in table.rows if row.speed_ratio is not None]
+    if not rivals:
+        return f"No speed-up can be told: that takes {PLAIN} and another mode in one run."
+    faster = [rival for rival in rivals if rival[0].low > 1]
+    ratio, best = max(faster or rivals, key=lambda rival: rival[0].value)
+    says = f"{best.mode} ({'exact' if best.exact else 'lossy'}), {_times(ratio)}"
+    if ratio.low == ratio.high:
+        return f"Measured on too little for an interval; highest: {says}."
+    if faster:
+        return f"{len(faster)} of {len(rivals)} modes faster than {PLAIN}; fastest: {says}."
+    if all(other.high < 1 for other, _ in rivals):
+        return f"No mode faster than {PLAIN}; least slow: {says}."
+    return f"No mode shown to be faster than {PLAIN}, for no interval lies above 1; highest: {says}."
+
+
+def _times(ratio: Estimate) -> str:
+    interval = (
+        "" if ratio.low == ratio.high else f" (95\u00a0%\u00a0interval {ratio.low:.2f} to {ratio.high:.2f})"
+    )
+    return f"{ratio.value:.2f} times as fast{interval}"
+
+
+def _table(table: Table) -> Iterator[str]:
+    columns = select_columns(table)
+    yield "<div class='wide'><table class='modes'><thead><tr>"
+    yield "".join(f"<th title='{escape(column.means)}'>{escape(column.head)}</th>" for column in columns)
+    yield "</tr></thead><tbody>"
+    for row in table.rows:
+        cells = [(column.cell(row), " class='words'" if column.words else "") for column in columns]
+        yield "<tr>" + "".join(f"<td{look}>{_split(cell)}</td>" for cell, look in cells) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _split(cell: str) -> str:
+    """The interval on a line of its own, smaller."""
+    value, bracket, interval = cell.partition(" [")
+    return escape(value) + (f"<small>[{escape(interval)}</small>" if bracket else "")
+
+
+def _plots(results: Sequence[Result], table: Table) -> Iterator[str]:
+    rows: Sequence[ModeRow] = table.rows
+    drawn = (
+        (
+            "Speed",
+            draw_speed(rows),
+            "Median over problems, with its 95 % interval. Right of the dashed line is faster than "
+            "autoregressive decoding; an interval that crosses the line shows no difference.",
+        ),
+        (
+            "Right answers and speed",
+            draw_accuracy(rows),
+            "Bars are 95 % intervals. Exact modes differ in accuracy by chance only.",
+        ),
+        (
+            "Drafts",
+            draw_drafts(rows, results),
+            "A dot is an answer, a bar the median answer. The more tokens a pass, the more speculation can pay.",
+        ),
+        (
+            "Where the time goes",
+            draw_phases(rows, results),
+            "All time over all tokens of a mode, the reading of the prompt included. draft: proposing; target: "
+            "its passes; sampling: laws, rule and stops; rest: everything else.",
+        ),
+    )
+    for title, png, caption in drawn:
+        if png is not None:
+            yield f"<h2>{title}</h2><figure>{_picture(png, title)}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def _picture(png: bytes, title: str) -> str:
+    """A PNG within the page, shown at half its size in dots: sharp on dense screens."""
+    width, height = struct.unpack(">II", png[16:24])
+    data = base64.b64encode(png).decode("ascii")
+    size = f"width='{width * SHOWN_DPI / DPI:.0f}' height='{height * SHOWN_DPI / DPI:.0f}'"
+    return (
+        f"<img alt='{escape(title)}, the numbers are in the table' {size} src='data:image/png;base64,{data}'>"
+    )
+
+
+def _divergences(table: Table, divergences: Sequence[Divergence]) -> Iterator[str]:
+    yield "<h2>Divergences of exact modes</h2>"
+    if not table.greedy:
+        yield "<p>Not counted: the run was sampled, so tokens may differ by chance.</p>"
+        return
+    if all(row.divergences is None for row in table.rows):
+        yield f"<p>Not counted: the run has no pair of an exact mode and {PLAIN}.</p>"
+        return
+    if not divergences:
+        yield f"<p>None: every answer of an exact mode has the very tokens of {PLAIN}.</p>"
+        return
+    yield (
+        f"<p>{len(divergences)} answers are not the tokens of {PLAIN}. On one engine this is a fault to report; "
+        "all are in divergences.jsonl.</p>"
+    )
+    heads = ("problem", "mode", "seed", "repeat", "token", f"ids of {PLAIN} around it", "ids of the mode")
+    yield "<div class='wide'><table class='words'><thead><tr>" + "".join(f"<th>{head}</th>" for head in heads)
+    yield "</tr></thead><tbody>"
+    for one in divergences[:MOST_SHOWN]:
+        ids = (_marked(one.plain_ids, one.position - one.start), _marked(one.ids, one.position - one.start))
+        cells = [escape(str(cell)) for cell in (one.problem, one.mode, one.seed, one.repeat, one.position)]
+        yield "<tr>" + "".join(f"<td class='words'>{cell}</td>" for cell in (*cells, *ids)) + "</tr>"
+    yield "</tbody></table></div>"
+    if len(divergences) > MOST_SHOWN:
+        yield f"<p>{len(divergences) - MOST_SHOWN} more are in the file only.</p>"
+
+
+def _marked(ids: Sequence[int], place: int) -> str:
+    """Ids with the first one that differs in bold; an answer that ended there says so."""
+    words = [f"<b>{token}</b>" if i == place else str(token) for i, token in enumerate(ids)]
+    return " ".join(words if place < len(ids) else [*words, "<b>(end)</b>"])
+
+
+def _origin(origin: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>What was measured, on what</h2><table class='words origin'><tbody>"
+    for name, value in _flat(origin, ""):
+        short = name.removeprefix("settings / ").replace("_", " ")
+        yield f"<tr><th>{escape(short)}</th><td class='words'>{escape(value)}</td></tr>"
+    yield "</tbody></table>"
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Names and values of a JSON value, objects within it named `outer / inner`; long lists are cut short."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name} / {key}" if name else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
+        for place, inner in enumerate(value, 1):
+            yield from _flat(inner, name if len(value) == 1 else f"{name} {place}")
+    elif isinstance(value, list | tuple):
+        words = [_word(inner) for inner in value] or [_word(None)]
+        yield (
+            name,
+            ", ".join(words if len(words) <= MOST_WORDS else [*words[:MOST_WORDS], f".. ({len(words)})"]),
+        )
+    else:
+        yield name, _word(value)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _meanings(table: Table) -> Iterator[str]:
+    yield "<h2>What the columns mean</h2><dl>"
+    for column in select_columns(table):
+        if column.means:
+            yield f"<dt>{escape(column.head)}</dt><dd>{escape(column.means)}</dd>"
+    yield "</dl>"
+    yield (
+        "<p class='note'>Medians, means and intervals go by problem: more seeds or repeats of a problem are not more "
+        "problems. Of several modes the best looks a little better than it is. All modes share one set of engines: "
+        "where one of them uses the draft model, engines give up the cores while they wait, which can make "
+        "autoregressive decoding slower than it is alone.</p>"
+    )
+
+
+HEAD = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>semspec bench</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<style>
+body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #111; background: #fff;
+  max-width: 1000px; margin: 2em auto; padding: 0 1.5em; }
+h1 { font-size: 1.6em; margin: 0; } h2 { font-size: 1.2em; margin: 1.8em 0 .4em; }
+p { margin: .5em 0; } .size, .note, figcaption { color: #444; font-size: .9em; } .note { margin: .2em 0; }
+.finding { font-size: 1.15em; font-weight: 600; margin: .8em 0 1em; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85em; font-variant-numeric: tabular-nums; }
+th, td { padding: .3em .5em; text-align: right; vertical-align: top; border-bottom: 1px solid #ddd; }
+th { font-weight: 600; white-space: nowrap; } thead th { border-bottom: 2px solid #333; }
+td.words, .words th, .modes th:nth-child(-n+2) { text-align: left; }
+small { display: block; color: #444; white-space: nowrap; }
+figure { margin: 0; } img { max-width: 100%; height: auto; display: block; }
+dt { font-weight: 600; float: left; clear: left; width: 7em; } dd { margin: 0 0 .25em 7.5em; }
+.origin td { overflow-wrap: anywhere; }
+</style></head><body>"""

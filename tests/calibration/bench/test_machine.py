@@ -1,0 +1,28 @@
+"""What a run says of its machine."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+
+from semspec.calibration.bench.machine import describe_machine, peak_mib
+
+
+def test_facts_are_stable_and_plain() -> None:
+    """A run is resumed where they are equal, so they must not change by themselves."""
+    facts = describe_machine()
+    assert facts == describe_machine() == json.loads(json.dumps(facts))
+    assert facts["python"] == platform.python_version() and facts["numpy"] and facts["processor"]
+
+
+def test_no_name_of_the_host_is_told() -> None:
+    """Reports are shown around."""
+    assert socket.gethostname() not in describe_machine().values()
+
+
+def test_peak_memory_grows_with_what_is_held() -> None:
+    """MiB, and a high-water mark."""
+    before = peak_mib()
+    held = bytearray(b"x") * (256 << 20)
+    assert peak_mib() >= before and peak_mib() > len(held) >> 20

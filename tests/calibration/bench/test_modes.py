@@ -1,0 +1,44 @@
+"""Names of modes."""
+
+from __future__ import annotations
+
+import pytest
+
+from semspec.calibration.bench.modes import MODES, default_modes, parse_modes
+from semspec.runtime.config import SpecConfig
+from semspec.runtime.errors import ConfigError
+
+
+def test_names_say_drafter_rule_and_length() -> None:
+    """What a table calls a mode is what ran."""
+    names = ["autoregressive", "lossless", "lossless-block:8", "ngram:12", "ngram-block"]
+    modes = parse_modes(names)
+    assert [mode.name for mode in modes] == names
+    assert [mode.spec for mode in modes] == [
+        SpecConfig(mode="autoregressive"),
+        SpecConfig(draft="model"),
+        SpecConfig(draft="model", block=True, num_draft_tokens=8),
+        SpecConfig(draft="ngram", num_draft_tokens=12),
+        SpecConfig(draft="ngram", block=True),
+    ]
+    assert all(mode.exact for mode in modes)
+
+
+def test_every_mode_is_known_by_its_name() -> None:
+    """The defaults are among them."""
+    assert [mode.name for mode in parse_modes(list(MODES))] == list(MODES)
+    assert set(default_modes(True)) | set(default_modes(False)) <= set(MODES)
+    assert "lossless" not in default_modes(False)
+
+
+TWICE = (["ngram", "ngram"], ["ngram:4", "ngram"], ["lossless:8", "lossless:08"])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[], ["turbo"], [""], ["ngram:"], ["ngram:0"], ["ngram:x"], ["ngram:²"], ["autoregressive:4"], *TWICE],
+)
+def test_names_that_mean_nothing_or_the_same_are_refused(names: list[str]) -> None:
+    """Two names for one mode would make two rows of one measurement."""
+    with pytest.raises(ConfigError):
+        parse_modes(names)
