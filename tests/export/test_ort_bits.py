@@ -75,7 +75,9 @@ def assert_rewinding(model: CachedModel, ids: list[int], whole: Floats, counts: 
     ],
     ids=["48", "96", "128"],
 )
-def test_tiny_models(tmp_path: Path, name: str, layers: str, block_size: int, sizes: dict[str, int]) -> None:
+def test_tiny_models_have_the_same_bits_at_every_cut(
+    tmp_path: Path, name: str, layers: str, block_size: int, sizes: dict[str, int]
+) -> None:
     """Widths below, between and at whole blocks; biases; rows of a vocabulary that no kernel's tile divides."""
     _, spec, weights = tiny_variant(name, max_position_embeddings=512, **sizes)
     schemes = Schemes.choose(layers, block_size=block_size)
@@ -99,7 +101,7 @@ def test_tiny_models(tmp_path: Path, name: str, layers: str, block_size: int, si
         ("int4/128", "int4"),
     ],
 )
-def test_mixed_precisions(tmp_path: Path, layers: str, head: str) -> None:
+def test_mixed_precisions_have_the_same_bits_at_every_cut(tmp_path: Path, layers: str, head: str) -> None:
     """Rows are repeated for the layers, for the head, or for both, as each needs it."""
     _, spec, weights = tiny_variant("qwen2-linear-untied", max_position_embeddings=512)
     graph = build_graph(
@@ -116,8 +118,10 @@ def test_mixed_precisions(tmp_path: Path, layers: str, head: str) -> None:
 
 
 @BY_SCHEME
-def test_the_real_model(smollm2_gguf: Path, tmp_path: Path, layers: str, block_size: int) -> None:
-    """300 tokens of SmolLM2 at every precision, and rewinding after 1 to 16 wrong ones."""
+def test_the_real_model_has_the_same_bits_at_every_cut(
+    smollm2_gguf: Path, tmp_path: Path, layers: str, block_size: int
+) -> None:
+    """D06: 300 tokens of SmolLM2 at every precision have the same bits at every cut, and after 1 to 16 wrong ones."""
     schemes = Schemes.choose(layers, block_size=block_size, quantizer="rtn")
     graph = export_graph(tmp_path, smollm2_gguf, schemes=schemes, max_context=N, hidden_layers=(0, 21, 30))
     ids = np.random.default_rng(5).integers(0, 49_000, N).tolist()

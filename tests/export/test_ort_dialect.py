@@ -93,7 +93,7 @@ def test_several_tokens_on_a_cache(tmp_path: Path, name: str, past: int) -> None
 def test_a_later_id_never_changes_an_earlier_row(
     tmp_path: Path, name: str, layers: str, block_size: int, size: int
 ) -> None:
-    """D31: to the bit, logits and states, with and without a cache: activations have no scale across rows."""
+    """D06, D31: to the bit, logits and states, with and without a cache: no activation scale spans rows."""
     with opened(tmp_path, name, layers, block_size=block_size) as model:
         for past in (0, 1, 20):
             runs = []
