@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from semspec.export.gguf_weights import open_gguf_weights
 from semspec.export.rows import Rows, StoredTensor, quoted, read_rows, reading
 from semspec.export.safetensors_file import find_weights, read_folder_json
+from semspec.models.decoder import EMBEDDING, HEAD
 from semspec.models.families import read_spec
 from semspec.models.ops import Weights
 from semspec.models.spec import ModelSpec
@@ -27,9 +28,6 @@ from semspec.runtime.records import Floats
 __all__ = ["Checkpoint", "expected_tensors", "open_checkpoint"]
 
 _log = logging.getLogger(__name__)
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 # Buffers that old versions of transformers saved among the weights; the decoder computes both itself.
 _OLD_BUFFERS = (".rotary_emb.inv_freq", ".masked_bias")

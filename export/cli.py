@@ -168,12 +168,13 @@ def _fetched(source: Source, schemes: Schemes, prefer: str | None, on_progress: 
 
 def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
     from semspec.runtime.cli import quality_line
+    from semspec.runtime.stats import peak_mib
 
     for role, model in report.models.items():
         took = f"{model.export_s:.1f} s to write, {model.verify_s:.1f} s to verify"
         click.echo(f"{role}: {model.weights_bytes / 2**20:.1f} MiB of weights, {took}", err=True)
         click.echo(f"  {quality_line({} if model.quality is None else model.quality.to_dict())}", err=True)
-    peak = _peak_mib()
+    peak = peak_mib()
     click.echo(f"{report.path} is ready: {seconds:.1f} s, {peak:.0f} MiB peak memory", err=True)
     if as_json:
         from dataclasses import asdict
@@ -186,14 +187,6 @@ def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
             "models": models,
         }
         click.echo(json.dumps(line))
-
-
-def _peak_mib() -> float:
-    import resource
-    import sys
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 @click.command(short_help="Download the models of a recipe, checked.")

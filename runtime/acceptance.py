@@ -45,7 +45,7 @@ def accept_tokens(
 
 
 def accept_block(ids: Sequence[int], q: Sequence[Law], p: Sequence[Law], rng: np.random.Generator) -> Verdict:
-    """Judge all prefixes together: keeps at least as many tokens as accept_tokens on average, never fewer.
+    """Judge all prefixes together: on average keeps at least as many tokens as accept_tokens.
 
     w_i = min(1, w_{i-1} p(y_i) / q(y_i)) is how much of prefix i the target stands behind. Prefix i < n is good
     with chance A_i / (A_i + 1 - w_i), where A_i is the mass of w_i p - q above 0 at the next place; the whole

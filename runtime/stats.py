@@ -6,12 +6,13 @@ request runs; a summary is what it amounts to at one moment. Names of the specul
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-__all__ = ["Ledger", "Summary"]
+__all__ = ["Ledger", "Summary", "peak_mib"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,3 +131,11 @@ class Ledger:
             acceptance_lengths=tuple(self._lengths),
             note=self.note,
         )
+
+
+def peak_mib() -> float:
+    """Most memory this process has held so far, in MiB."""
+    import resource  # not on every system, and only reports ask
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["describe_machine", "peak_mib"]
+__all__ = ["describe_machine"]
 
 PACKAGES = ("semspec", "numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "math-verify")
 
@@ -29,12 +27,6 @@ def describe_machine() -> dict[str, str | int]:
         except metadata.PackageNotFoundError:
             continue  # one of the two engines, or an extra that nothing here needs
     return facts
-
-
-def peak_mib() -> float:
-    """Most memory this process has held so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _cores() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from semspec.calibration.bench.answers import check_gold, is_correct
 from semspec.calibration.bench.data import fingerprint
 from semspec.calibration.bench.journal import CELLS, RESULTS, Journal, write_once
-from semspec.calibration.bench.machine import describe_machine, peak_mib
+from semspec.calibration.bench.machine import describe_machine
 from semspec.calibration.bench.modes import parse_modes
 from semspec.calibration.bench.records import Cell, Mode, Problem, Result
 from semspec.calibration.bench.settings import FORMAT, Origin, Settings, plan_cells
@@ -28,6 +28,7 @@ from semspec.runtime.config import SamplingParams, SpecConfig
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.llm import LLM
 from semspec.runtime.records import Progress
+from semspec.runtime.stats import peak_mib
 
 __all__ = ["INSTRUCTION", "Run", "conclude", "run"]
 
