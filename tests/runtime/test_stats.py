@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semspec.runtime import stats
-from semspec.runtime.stats import Ledger
+from semspec.runtime.stats import Ledger, peak_mib
 
 
 class Clock:
@@ -152,3 +152,10 @@ def test_summary_is_a_snapshot_and_goes_into_json() -> None:
     assert list(before.phase_ms) == ["prefill"] and before.generated_tokens == 0
     assert before.acceptance_lengths == () and ledger.summary().acceptance_lengths == (0, 0, 1)
     assert json.loads(json.dumps(dataclasses.asdict(before)))["generated_tokens"] == 0
+
+
+def test_peak_memory_grows_with_what_is_held() -> None:
+    """MiB, and a high-water mark."""
+    before = peak_mib()
+    held = bytearray(b"x") * (256 << 20)
+    assert peak_mib() >= before and peak_mib() > len(held) >> 20

@@ -6,7 +6,7 @@ import json
 import platform
 import socket
 
-from semspec.calibration.bench.machine import describe_machine, peak_mib
+from semspec.calibration.bench.machine import describe_machine
 
 
 def test_facts_are_stable_and_plain() -> None:
@@ -19,10 +19,3 @@ def test_facts_are_stable_and_plain() -> None:
 def test_no_name_of_the_host_is_told() -> None:
     """Reports are shown around."""
     assert socket.gethostname() not in describe_machine().values()
-
-
-def test_peak_memory_grows_with_what_is_held() -> None:
-    """MiB, and a high-water mark."""
-    before = peak_mib()
-    held = bytearray(b"x") * (256 << 20)
-    assert peak_mib() >= before and peak_mib() > len(held) >> 20
