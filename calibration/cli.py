@@ -1,10 +1,12 @@
-"""Commands that measure: bench. Tables go to stdout, progress to stderr."""
+"""Commands that measure: bench, calibrate. Tables go to stdout, progress to stderr."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from semspec.calibration.bench.run import Run
     from semspec.runtime.records import Progress
 
-__all__ = ["bench"]
+__all__ = ["bench", "calibrate"]
 
 
 class _Bench(click.Group):
@@ -59,6 +61,7 @@ def bench() -> None:
     "--modes",
     help="Such as autoregressive,lossless:8,ngram-block.  [default: all but -block, 4 draft tokens]",
 )
+@click.option("--peers", help="Other engines in the same run, such as genai,genai-draft:4,llama-lookup.")
 @click.option("--max-tokens", type=int, default=1024, show_default=True, help="Longest answer in tokens.")
 @click.option("--temperature", type=float, default=0.6, show_default=True, help="0 is greedy.")
 @click.option("--top-p", type=float, default=0.95, show_default=True, help="1 is off.")
@@ -66,6 +69,8 @@ def bench() -> None:
     "--out", type=click.Path(path_type=Path), required=True, help="Folder of the run; resumed if there."
 )
 @click.option("--shard", callback=_shard, default="1/1", show_default=True, help="Measure part i of n only.")
+@click.option("--ray", metavar="ADDRESS", help="Spread the run over a Ray cluster; `local` starts one here.")
+@click.option("--ray-workers", type=click.IntRange(min=1), help="Parts to spread.  [default: one a node]")
 @click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
@@ -74,6 +79,7 @@ def run(
     data: Path,
     problems: int | None,
     modes: str | None,
+    peers: str | None,
     max_tokens: int,
     temperature: float,
     top_p: float,
@@ -84,16 +90,23 @@ def run(
     """Answer the problems of --data with the models of BUNDLE in every mode, and compare.
 
     Modes: autoregressive (the target alone), lossless (drafts of the draft model), ngram (drafts from the text),
-    lossless-block and ngram-block (judged as a block); `:8` sets the most tokens of a draft. All are exact. They
-    take turns within each problem, so what slows the machine slows all. Speed is told as the ratio to
-    autoregressive in the same run. Sampling is the same for all modes; the model's own defaults do not enter.
+    lossless-block and ngram-block (judged as a block); `:8` sets the most tokens of a draft. All are exact. Lossy
+    controls, which a better lossy rule has to beat: random:0.7 (segments of the draft kept by chance), logprob:-0.15
+    (by the target's mean log-probability), specreason:7 (by its grade, 0-9), topk:2:4 (tokens among its 2 likeliest,
+    drafts of 4), draft-alone. Modes take turns within each problem, so what slows the machine slows all. Speed is told
+    as the ratio to autoregressive in the same run. Sampling is the same for all modes; the model's own defaults do not
+    enter.
+
+    Peers get the weights that the bundle was exported from, the same prompts and limits: genai, genai-draft,
+    genai-ngram, llama, llama-lookup, transformers, transformers-assisted. What a peer needs is installed by the user;
+    what it reads is made once and kept in the cache.
 
     Interrupted, the same command goes on where it stopped. Written to --out: run.json, cells.jsonl, results.json,
-    divergences.jsonl, report.html.
+    divergences.jsonl, report.html; with --ray also shards/, a folder for each part.
     """
     from semspec.calibration.bench.data import read_problems
     from semspec.calibration.bench.modes import default_modes, parse_modes
-    from semspec.calibration.bench.run import run as measure
+    from semspec.calibration.bench.peer_names import parse_peers
     from semspec.runtime.bundle import Bundle
     from semspec.runtime.config import SamplingParams
 
@@ -101,6 +114,8 @@ def run(
     sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens)
     names = modes.split(",") if modes else default_modes("draft" in Bundle.open(bundle).manifest.models)
     asked, chosen = read_problems(data, problems), parse_modes(names)
+    chosen += parse_peers(peers.split(",") if peers else [])
+    measure = _measurer(limits)
     with _progress() as on_progress:
         finished = measure(bundle, asked, chosen, out, sampling, on_progress=on_progress, **limits)
     _finish(finished, as_json)
@@ -120,6 +135,80 @@ def join(folders: tuple[Path, ...], out: Path, as_json: bool) -> None:
     _finish(join_shards(folders, out), as_json)
 
 
+@click.command(short_help="Measure what a model's linears read, for quantizers.")
+@click.option(
+    "--target",
+    required=True,
+    help="The checkpoint: hub id, folder of safetensors, GGUF file, or recipe name.",
+)
+@click.option(
+    "--ranges", "out", type=click.Path(path_type=Path), required=True, help="File to write; must not exist."
+)
+@click.option("--text", type=click.Path(path_type=Path), help="UTF-8 text to read.  [default: built in]")
+@click.option("--tokens", type=int, default=8192, show_default=True, help="Most tokens of it to read.")
+@click.option("--source", type=click.Choice(["wheels", "hub"]), help="Kind of source to take of a recipe.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing file; begin anew where another run was left."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
+def calibrate(
+    target: str, out: Path, text: Path | None, tokens: int, source: str | None, force: bool, as_json: bool
+) -> None:
+    """Read a text with the checkpoint --target in fp32, and write the ranges of what its linears read to --ranges.
+
+    `semspec-export --ranges` takes the file: weights are then rounded by how much their inputs matter. The built-in
+    text has reasoning, code, conversations and prose in several languages; --text takes one of your own, which the
+    file then holds as token ids. Of a recipe the target is read; recipe:NAME/draft is its draft. Interrupted, the
+    same command goes on after the last finished layer.
+    """
+    from semspec.calibration.ranges import take_ranges
+    from semspec.calibration.ranges_state import check_free
+    from semspec.calibration.texts import cut_text, read_text_file
+    from semspec.export.checkpoint import open_checkpoint
+    from semspec.export.recipes import RecipeModel
+    from semspec.export.sources import fetch, parse_source
+    from semspec.runtime.stats import peak_mib
+
+    started = time.monotonic()
+    check_free(out, force)  # downloads may take long: what can be refused is refused before
+    content = None if text is None else read_text_file(text)
+    parsed = parse_source(target)
+    with _progress() as on_progress:
+        path = fetch(parsed, prefer=source, on_progress=on_progress)
+        name = parsed.name if isinstance(parsed, RecipeModel) else path.stem if path.is_file() else path.name
+        checkpoint = open_checkpoint(path)
+        words = cut_text(checkpoint, content, tokens=tokens)
+        found = take_ranges(checkpoint, words, out, name=name, force=force, on_progress=on_progress)
+    seconds, peak = time.monotonic() - started, peak_mib()
+    click.echo(
+        f"{out} is ready: {found.tokens} tokens, {seconds:.1f} s, {peak:.0f} MiB peak memory", err=True
+    )
+    if as_json:
+        line = {
+            "ranges": str(out),
+            "tokens": found.tokens,
+            "seconds": round(seconds, 3),
+            "peak_mib": round(peak),
+        }
+        click.echo(json.dumps(line))
+
+
+def _measurer(limits: dict[str, Any]) -> Callable[..., Run]:
+    """What measures: this machine, or with --ray a cluster, whose options are taken out of `limits`."""
+    address, workers = limits.pop("ray"), limits.pop("ray_workers")
+    if address is None:
+        from semspec.calibration.bench.run import run as measure
+
+        if workers is not None:
+            raise click.UsageError("--ray-workers goes with --ray ADDRESS")
+        return measure
+    from semspec.calibration.bench.ray_run import run_on_ray
+
+    if limits.pop("shard") != (1, 1):
+        raise click.UsageError("--ray splits the run itself: leave --shard out")
+    return partial(run_on_ray, address=address, workers=workers)
+
+
 def _need_plots() -> None:
     """A missing library is said before hours of measuring, not after."""
     import matplotlib  # noqa: F401
@@ -130,10 +219,13 @@ def _finish(finished: Run, as_json: bool) -> None:
     from dataclasses import asdict
 
     from semspec.calibration.bench.columns import format_table
+    from semspec.calibration.bench.peer_notes import read_notes
     from semspec.calibration.bench.report import write_report
 
     origin = asdict(finished.origin)
-    write_report(finished.folder, finished.results, finished.table, origin)
+    if notes := read_notes(finished.folder):
+        origin["peers"] = notes
+    write_report(finished.folder, finished.results, finished.table, origin, finished.divergences)
     if as_json:
         click.echo(json.dumps({"out": str(finished.folder), **asdict(finished.table)}))
         return
@@ -156,14 +248,18 @@ def _progress() -> Iterator[Progress]:
         console=console,
     )
     task = bar.add_task("measuring", total=None)
-    tenths: set[int] = set()
+    starts: dict[str, tuple[float, int]] = {}
+    tenths: set[tuple[str, int]] = set()
 
     def on_progress(stage: str, done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-        tenth = done * 10 // total
+        bar.update(task, description=stage, completed=done, total=total or None)
+        started, first = starts.setdefault(stage, (time.monotonic(), done))
+        tenth = (stage, done * 10 // total if total else 0)
         if not console.is_terminal and tenth not in tenths:
             tenths.add(tenth)
-            click.echo(f"{stage}: {done} of {total}", err=True)
+            speed = (done - first) / max(time.monotonic() - started, 1e-9)
+            left = f", about {(total - done) / speed:.0f} s left" if speed and done < total else ""
+            click.echo(f"{stage}: {done} of {total or 'unknown'}{left}", err=True)
 
     if not console.is_terminal:
         yield on_progress

@@ -50,7 +50,18 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--block-size", type=int, help="Weights a scale in layers; elsewhere write int8/64.  [default: 32]"
 )
-@click.option("--quantizer", default="mse", show_default=True, help="rtn: full range; mse: clip search.")
+@click.option(
+    "--quantizer",
+    default="auto",
+    show_default=True,
+    help="Of int4: rtn, mse, awq or gptq; the last two need --ranges. auto: gptq with them, mse without.",
+)
+@click.option(
+    "--ranges",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="What `semspec calibrate --ranges` wrote, for the model it is of; once a model.",
+)
 @click.option("--graphs", default="cpu", show_default=True, help="cpu, or cpu,cuda.")
 @click.option(
     "--hidden-layers", callback=_numbers, help="States to return, such as 0,12,-1.  [default: none]"
@@ -78,6 +89,8 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     started = time.perf_counter()
     sources, settings = _plan(options)
     schemes = [_schemes(source, options, role) for source, role in zip(sources, ROLES, strict=False)]
+    if not options["ranges"]:
+        schemes = [scheme.informed(False) for scheme in schemes]
     # downloads may take long: what can be refused is refused before
     check_free(out.resolve(), options["force"])
     with _progress() as on_progress:
@@ -122,6 +135,7 @@ def _plan(options: dict[str, Any]) -> tuple[list[Source], ExportSettings]:
         hidden_layers=options["hidden_layers"] or (),
         pooled_layers=options["probe_layers"],
         boundary=boundary,
+        ranges=options["ranges"],
         verify=options["verify"],
     )
     return sources, settings

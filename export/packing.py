@@ -5,31 +5,43 @@ Which class of weights gets which scheme is decided here (Schemes); how a scheme
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from semspec.export.quantize import QUANTIZERS, Packed, Scheme, pack, scheme
+from semspec.export.quantize import INFORMED, QUANTIZERS, Packed, Scheme, pack, scheme
 from semspec.export.writer import Stored, WeightFile
 from semspec.models.ops import Weights
 from semspec.models.reference import row_blocks
 from semspec.runtime.errors import ConfigError, SourceError
 from semspec.runtime.records import Array, Floats
 
-__all__ = ["PackedWeights", "Schemes", "StoredMatrix"]
+__all__ = ["Moments", "PackedWeights", "Schemes", "StoredMatrix", "no_moments"]
 
+AUTO = "auto"
 BLOCK_BYTES = 32 << 20  # of fp32 weights being packed at once
+
+Moments: TypeAlias = Callable[[str], "Floats | None"]
+
+
+def no_moments(name: str) -> None:
+    """No ranges were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemes:
-    """Schemes of the three classes of weights, and the quantizer that fills them."""
+    """Schemes of the three classes of weights, and the quantizer that fills them.
+
+    An embedding of its own reads ids, not channels, so an informed quantizer has nothing to know of it: it falls to
+    `mse`, and describe() says so.
+    """
 
     layers: Scheme
     head: Scheme
     embedding: Scheme
-    quantizer: str = "mse"
+    quantizer: str = "auto"
 
     @classmethod
     def choose(
@@ -39,7 +51,7 @@ class Schemes:
         head: str | None = None,
         embedding: str | None = None,
         block_size: int = 32,
-        quantizer: str = "mse",
+        quantizer: str = "auto",
     ) -> Schemes:
         """Schemes by name, with a block size of their own behind a slash if wanted (`int4/64`).
 
@@ -49,14 +61,35 @@ class Schemes:
         """
         name = layers.partition("/")[0]
         outer = "int8" if name == "int4" else name
-        if quantizer not in QUANTIZERS:
-            raise ConfigError(f"quantizer must be one of {', '.join(QUANTIZERS)}, got {quantizer!r}")
+        if quantizer not in (AUTO, *QUANTIZERS):
+            raise ConfigError(
+                f"quantizer must be {AUTO} or one of {', '.join(QUANTIZERS)}, got {quantizer!r}"
+            )
         return cls(
             layers=scheme(layers, block_size),
             head=scheme(head or outer, 32),
             embedding=scheme(embedding or head or outer, 32),
             quantizer=quantizer,
         )
+
+    def informed(self, has_ranges: bool) -> Schemes:
+        """The same with the quantizer that `auto` stands for: `gptq` where activation ranges were given, else `mse`.
+
+        Raises ConfigError for a quantizer that lacks its ranges, and for ranges that nothing would use.
+        """
+        if has_ranges and (self.layers.bits != 4 or self.quantizer not in (AUTO, *INFORMED)):
+            raise ConfigError(
+                f"--ranges are for int4 layers with {' or '.join(INFORMED)}, got {self.layers} with {self.quantizer}; "
+                f"leave them out"
+            )
+        if not has_ranges and self.quantizer in INFORMED:
+            raise ConfigError(
+                f"quantizer {self.quantizer} needs the activation ranges of this very model: make them with "
+                f"`semspec calibrate --ranges FILE` and pass them with --ranges FILE"
+            )
+        if self.quantizer != AUTO:
+            return self
+        return replace(self, quantizer="gptq" if has_ranges else "mse")
 
     @property
     def coarsest(self) -> tuple[str, Scheme]:
@@ -79,10 +112,13 @@ class Schemes:
                 f"{self.head} and embedding precision {self.embedding} must be equal"
             )
 
-    def describe(self) -> dict[str, str]:
-        """For the manifest: class of weights -> scheme."""
+    def describe(self, *, tied: bool = True) -> dict[str, str]:
+        """For the manifest: class of weights -> scheme. tied: embedding and head are one matrix."""
         names = {"layers": self.layers, "head": self.head, "embedding": self.embedding}
-        return {**{name: str(value) for name, value in names.items()}, "quantizer": self.quantizer}
+        described = {name: str(value) for name, value in names.items()} | {"quantizer": self.quantizer}
+        if self.quantizer in INFORMED and self.embedding.bits == 4 and not tied:
+            described["embedding_quantizer"] = "mse"
+        return described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +135,20 @@ class StoredMatrix:
 class PackedWeights:
     """Stores what graphs ask for, each thing once, whichever graph asks first.
 
-    dtypes: the floating types the graphs compute in; scales and vectors are stored in each of them.
+    dtypes: the floating types the graphs compute in; scales and vectors are stored in each of them. moments: tensor
+    name -> second moments of what its matrix reads, as pack() takes them; without, an informed quantizer is `mse`.
     """
 
     def __init__(
-        self, weights: Weights, file: WeightFile, quantizer: str, dtypes: tuple[str, ...] = ("float32",)
+        self,
+        weights: Weights,
+        file: WeightFile,
+        quantizer: str,
+        dtypes: tuple[str, ...] = ("float32",),
+        moments: Moments = no_moments,
     ) -> None:
         self.weights, self.file, self.quantizer, self.dtypes = weights, file, quantizer, dtypes
+        self.moments = moments
 
     def vector(self, names: tuple[str, ...], dtype: str) -> Stored:
         """Vectors one behind the other: norm weights, biases."""
@@ -164,9 +207,11 @@ class PackedWeights:
         return stored
 
     def _packed(self, names: tuple[str, ...], scheme: Scheme) -> Iterator[Packed]:
+        moments = self.moments(names[0]) if self.quantizer in INFORMED else None
+        quantizer = "mse" if self.quantizer in INFORMED and moments is None else self.quantizer
         for name, block in self._blocks(names):
             try:
-                yield pack(block, scheme, self.quantizer)
+                yield pack(block, scheme, quantizer, moments)
             except ConfigError as error:
                 raise SourceError(f"tensor {name}: {error}") from None
 

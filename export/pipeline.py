@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -18,11 +18,15 @@ import numpy as np
 
 from semspec.export.checkpoint import Checkpoint, expected_tensors, open_checkpoint
 from semspec.export.dialects.ort import build_ort_graph, check_model
-from semspec.export.packing import PackedWeights, Schemes
+from semspec.export.packing import Moments, PackedWeights, Schemes, no_moments
+from semspec.export.pairing import write_tokenizers
+from semspec.export.quantize import INFORMED
+from semspec.export.ranges import Ranges, match_ranges
+from semspec.export.scaling import FoldedWeights, choose_folding, folded_moments
 from semspec.export.staging import require_space, staged
 from semspec.export.tying import SAME_MATRIX, SharedHead, head_difference
 from semspec.export.verify import LEVELS, Quality, check_fp16, verify_graph
-from semspec.export.vocabulary import copy_licence, write_tokenizer
+from semspec.export.vocabulary import copy_licence
 from semspec.export.writer import WeightFile
 from semspec.models.decoder import EMBEDDING, HEAD
 from semspec.models.ops import Weights
@@ -30,7 +34,7 @@ from semspec.models.spec import ModelSpec
 from semspec.runtime.backends import open_backend
 from semspec.runtime.bundle import BundleModel, FileEntry, Manifest, sha256_of, write_manifest
 from semspec.runtime.contract import GraphSpec
-from semspec.runtime.errors import BundleError, ConfigError, PairError, SourceError
+from semspec.runtime.errors import BundleError, ConfigError, SourceError
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats, Progress
 from semspec.runtime.segments import Boundary
@@ -62,7 +66,8 @@ class ExportSettings:
 
     graphs: `cpu` always, `cuda` on request. max_context: tokens a model can remember; None: 8192, or what the
     model was trained for if that is less. hidden_layers: states to return, negative counts from the last.
-    pooled_layers: states to pool; None: 0.7 of the depth and the last. verify: `quick`, `full` or `off`.
+    pooled_layers: states to pool; None: 0.7 of the depth and the last. ranges: files of `semspec calibrate --ranges`,
+    each used for the model it was made from. verify: `quick`, `full` or `off`.
     """
 
     graphs: tuple[str, ...] = ("cpu",)
@@ -70,6 +75,7 @@ class ExportSettings:
     hidden_layers: tuple[int, ...] = ()
     pooled_layers: tuple[int, ...] | None = None
     boundary: Boundary = field(default_factory=Boundary)
+    ranges: tuple[Path, ...] = ()
     verify: str = "quick"
 
     def __post_init__(self) -> None:
@@ -117,10 +123,14 @@ def export_pair(
         open_backend("cpu")  # the gate's engine: missed now, not after the work
     requests = {"target": target} if draft is None else {"target": target, "draft": draft}
     checkpoints = {role: open_checkpoint(request.path) for role, request in requests.items()}
-    plans = {role: _plan(checkpoints[role], request, settings) for role, request in requests.items()}
+    ranges = match_ranges(settings.ranges, checkpoints)
+    plans = {
+        role: _plan(checkpoints[role], request, ranges.get(role), settings)
+        for role, request in requests.items()
+    }
     with staged(out, force=force) as folder:
         require_space(out, sum(plan.n_bytes for plan in plans.values()))
-        ids = _gate_ids(_write_tokenizers(folder, checkpoints), plans)
+        ids = _gate_ids(write_tokenizers(folder, checkpoints), plans)
         reports = {}
         for role, plan in plans.items():
             reports[role] = _export_model(folder / role, role, plan, ids, settings, on_progress)
@@ -142,32 +152,37 @@ class _Plan:
     checkpoint: Checkpoint
     spec: ModelSpec
     weights: Weights
+    ranges: Ranges | None
     schemes: Schemes
     graphs: Mapping[str, GraphSpec]
     n_bytes: int
 
 
-def _plan(checkpoint: Checkpoint, request: ModelRequest, settings: ExportSettings) -> _Plan:
+def _plan(
+    checkpoint: Checkpoint, request: ModelRequest, ranges: Ranges | None, settings: ExportSettings
+) -> _Plan:
     spec: ModelSpec = checkpoint.spec
     weights: Weights = checkpoint
-    check_model(spec, request.schemes)
-    rounds = request.schemes.head.block_size > 0  # fp32 promises the checkpoint's own numbers, both of them
-    if not spec.tied and rounds and request.schemes.head == request.schemes.embedding:
+    schemes = request.schemes.informed(ranges is not None)
+    check_model(spec, schemes)
+    rounds = schemes.head.block_size > 0  # fp32 promises the checkpoint's own numbers, both of them
+    if not spec.tied and rounds and schemes.head == schemes.embedding:
         difference = head_difference(checkpoint)
         if difference < SAME_MATRIX:
             logger.info("%s: head and embedding differ by %.3f and are stored once", request.name, difference)
             spec, weights = SharedHead.spec(spec), SharedHead(checkpoint)
     if spec.tied:
-        request.schemes.check_tied()
+        schemes.check_tied()
     graphs = {graph: _graph_spec(spec, graph, settings) for graph in settings.graphs}
     return _Plan(
         name=request.name,
         checkpoint=checkpoint,
         spec=spec,
         weights=weights,
-        schemes=request.schemes,
+        ranges=ranges,
+        schemes=schemes,
         graphs=graphs,
-        n_bytes=_estimate_bytes(spec, request.schemes, settings.graphs),
+        n_bytes=_estimate_bytes(spec, schemes, settings.graphs),
     )
 
 
@@ -225,10 +240,17 @@ def _export_model(
     config = {**plan.checkpoint.config, "tie_word_embeddings": plan.spec.tied}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     copy_licence(plan.checkpoint.path, folder)
-    counted = _Counted(plan.weights, plan.spec, f"{role}: weights", on_progress)
+    counted: Weights = _Counted(plan.weights, plan.spec, f"{role}: weights", on_progress)
+    moments: Moments = no_moments
+    if plan.ranges is not None and plan.schemes.quantizer in INFORMED:
+        scheme = plan.schemes.layers
+        folding = choose_folding(
+            plan.spec, plan.weights, plan.ranges, scheme, _staged(f"{role}: scales", on_progress)
+        )
+        counted, moments = FoldedWeights(counted, folding), folded_moments(plan.spec, plan.ranges, folding)
     with WeightFile(onnx_folder / "weights.data") as file:
         dtypes = tuple(ACTIVATIONS[graph] for graph in settings.graphs)
-        packed = PackedWeights(counted, file, plan.schemes.quantizer, dtypes)
+        packed = PackedWeights(counted, file, plan.schemes.quantizer, dtypes, moments)
         for name, graph in plan.graphs.items():
             builder = build_ort_graph(plan.spec, graph, plan.schemes, packed)
             builder.save(
@@ -255,10 +277,7 @@ def _verify(
     settings: ExportSettings,
     on_progress: Progress | None,
 ) -> Quality:
-    def on_row(done: int, total: int) -> None:
-        if on_progress:
-            on_progress(f"{role}: verify", done, total)
-
+    on_row = _staged(f"{role}: verify", on_progress)
     try:
         with CachedModel(open_backend("cpu"), folder / "cpu.onnx", plan.graphs["cpu"]) as model:
             quality = verify_graph(
@@ -275,6 +294,16 @@ def _verify(
     except BundleError as error:
         raise BundleError(f"{role} {plan.name}: {error}") from None
     return quality
+
+
+def _staged(stage: str, on_progress: Progress | None) -> Callable[[int, int], None]:
+    """Progress of one stage."""
+
+    def on_step(done: int, total: int) -> None:
+        if on_progress:
+            on_progress(stage, done, total)
+
+    return on_step
 
 
 class _Counted:
@@ -296,46 +325,6 @@ class _Counted:
         return values
 
 
-def _write_tokenizers(folder: Path, checkpoints: Mapping[str, Checkpoint]) -> Tokenizer:
-    """The target's tokenizer becomes the bundle's; a draft's must know the same ids."""
-    for role, checkpoint in checkpoints.items():
-        write_tokenizer(checkpoint.path, folder / f"tokenizer-{role}", config=checkpoint.config)
-    (folder / "tokenizer-target").rename(folder / "tokenizer")
-    tokenizer = Tokenizer.open(folder / "tokenizer")
-    if "draft" in checkpoints:
-        other = folder / "tokenizer-draft"
-        check_vocabularies(tokenizer, Tokenizer.open(other))
-        for file in other.iterdir():
-            file.unlink()
-        other.rmdir()
-    return tokenizer
-
-
-def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
-    """Every id that the draft's tokenizer has must mean the same bytes in the target's, which may have more.
-
-    Rows without a token are padding and do not matter. Raises PairError naming the first id that differs.
-    """
-    for token_id in range(draft.vocab_size):
-        ours = target.token_bytes(token_id) if token_id < target.vocab_size else b""
-        theirs = draft.token_bytes(token_id)
-        if ours != theirs:
-            raise PairError(
-                f"target and draft do not share a vocabulary: id {token_id} is {_text(ours)} in the target and "
-                f"{_text(theirs)} in the draft; choose a draft of the target's family"
-            )
-
-
-def _text(token: bytes) -> str:
-    """A token as text, or as bytes where it is a part of a character; an id may have none."""
-    if not token:
-        return "unused"
-    try:
-        return repr(token.decode("utf-8"))
-    except UnicodeDecodeError:
-        return repr(token)
-
-
 def _estimate_bytes(spec: ModelSpec, schemes: Schemes, graphs: tuple[str, ...]) -> int:
     """Size of the stored weights, close enough to refuse a disk that is too small."""
     shapes = expected_tensors(spec)
@@ -352,7 +341,7 @@ def _entry(request: ModelRequest, plan: _Plan, report: ModelReport) -> BundleMod
     return BundleModel(
         name=request.name,
         source={"from": request.source, "sha256": plan.checkpoint.sha256(), "licence": request.licence},
-        precision=plan.schemes.describe(),
+        precision=plan.schemes.describe(tied=plan.spec.tied),
         graphs=plan.graphs,
         quality={} if report.quality is None else report.quality.to_dict(),
     )

@@ -4,7 +4,7 @@ A row of K weights is cut into blocks; each block has a scale and, in int4, a ze
 
     w ~ scale * (q - zero_point)        q and zero_point integers in 0 .. 2^bits - 1
 
-It knows numbers only: no files, no graphs. Weights are used as given; activations are not looked at here.
+It knows numbers only: no files, no graphs. How a block's scale and codes are found is rounding.py's.
 """
 
 from __future__ import annotations
@@ -17,16 +17,36 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from semspec.export.rounding import Rounded, compensate, compensation, fit_range, search
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Floats
 
-__all__ = ["BLOCK_SIZES", "QUANTIZERS", "SCHEMES", "Packed", "Scheme", "pack", "scheme", "unpack"]
+__all__ = [
+    "BLOCK_SIZES",
+    "INFORMED",
+    "MOMENT_SPAN",
+    "QUANTIZERS",
+    "SCHEMES",
+    "Packed",
+    "Scheme",
+    "pack",
+    "scheme",
+    "unpack",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK_SIZES = (32, 64, 128)
-CHUNK_BLOCKS = 1 << 16  # weights in flight per thread: the temporaries stay in its second-level cache
-CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # shares of a block's range tried by the clip search
+MOMENT_SPAN = 128  # channels whose second moments are known together: the largest block
+CHUNK_WEIGHTS = 1 << 18  # in flight per thread
+
+QUANTIZERS: Mapping[str, str] = {
+    "rtn": "round to nearest over each block's full range",
+    "mse": "search the range with the least squared error of the weights",
+    "awq": "scale channels by what they carry, then search the range with the least error of the output",
+    "gptq": "as awq, and let later channels of a span make up for the rounding of earlier ones",
+}
+INFORMED = ("awq", "gptq")  # these need activation ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +101,13 @@ def scheme(text: str, block_size: int) -> Scheme:
     return Scheme(name=name, bits=BITS[name], block_size=0 if name == "fp32" else block_size)
 
 
-def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse") -> Packed:
+def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse", moments: Floats | None = None) -> Packed:
     """Quantize rows of a matrix; rows do not influence each other, so a matrix may come in pieces.
 
-    weight: (N, K); K is padded with zeros to whole blocks. quantizer: `rtn` takes each block's full range,
-    `mse` searches the clipped range with the least squared error (int4 only; int8 has nothing to gain).
-    Raises ConfigError for an unknown quantizer, and for weights that are not finite.
+    weight: (N, K); K is padded with zeros to whole blocks. quantizer: see QUANTIZERS; they differ in int4 only, int8
+    takes each block's largest value. moments: (K / MOMENT_SPAN rounded up, MOMENT_SPAN, MOMENT_SPAN), E[x x'] of the
+    input by spans of its channels, for the quantizers that need them. Raises ConfigError for an unknown quantizer,
+    one that needs moments and has none, and for weights that are not finite.
 
     >>> weight = np.arange(32, dtype=np.float32)[None] % 16 - 5
     >>> packed = pack(weight, Scheme(name="int4", bits=4, block_size=32))
@@ -104,31 +125,27 @@ def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse") -> Packed:
     n_blocks = -(-n_columns // size)
     if n_columns % size:
         weight = np.pad(weight, ((0, 0), (0, n_blocks * size - n_columns)))
-    blocks = weight.reshape(n_rows * n_blocks, size)
-    codes = np.empty((n_rows * n_blocks, size), np.uint8)
-    scales = np.empty(n_rows * n_blocks, np.float32)
-    zeros = np.empty(n_rows * n_blocks, np.uint8)
-    quantize = _int8 if scheme.bits == 8 else QUANTIZERS[quantizer]
+    codes = np.empty((n_rows, n_blocks * size), np.uint8)
+    scales = np.empty((n_rows, n_blocks), np.float32)
+    zeros = np.empty((n_rows, n_blocks), np.uint8)
+    span, quantize = _rounding(scheme, quantizer, moments)
 
-    def one(part: slice) -> None:
+    def one(part: tuple[slice, int]) -> None:
         # transposed: a block is a column, so every operation runs over long contiguous rows
-        columns = np.ascontiguousarray(blocks[part].T)
-        q, scales[part], zeros[part] = quantize(columns)
-        codes[part] = q.T
+        rows, start = part
+        columns = slice(start, min(start + span, n_blocks * size))
+        q, s, z = quantize(np.ascontiguousarray(weight[rows, columns].T), start)
+        codes[rows, columns] = q.T
+        blocks = slice(start // size, columns.stop // size)
+        scales[rows, blocks], zeros[rows, blocks] = s.T, z.T
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, _parts(len(blocks), CHUNK_BLOCKS // size)))
+        list(pool.map(one, _parts(n_rows, n_blocks * size, span)))
     if scheme.bits == 8:
-        return Packed(
-            data=codes.reshape(n_rows, n_blocks, size),
-            scales=scales.reshape(n_rows, n_blocks),
-            zero_points=None,
-        )
+        return Packed(data=codes.reshape(n_rows, n_blocks, size), scales=scales, zero_points=None)
     data = codes[:, ::2] | (codes[:, 1::2] << 4)
     return Packed(
-        data=data.reshape(n_rows, n_blocks, size // 2),
-        scales=scales.reshape(n_rows, n_blocks),
-        zero_points=_pair_nibbles(zeros.reshape(n_rows, n_blocks)),
+        data=data.reshape(n_rows, n_blocks, size // 2), scales=scales, zero_points=_pair_nibbles(zeros)
     )
 
 
@@ -151,9 +168,12 @@ def unpack(packed: Packed, bits: int) -> Floats:
     return weights.reshape(n_rows, -1)
 
 
-def _parts(total: int, step: int) -> Iterator[slice]:
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
+def _parts(n_rows: int, n_columns: int, span: int) -> Iterator[tuple[slice, int]]:
+    """(rows, first column) of pieces that are `span` wide."""
+    step = max(1, CHUNK_WEIGHTS // span)
+    for start in range(0, n_columns, span):
+        for row in range(0, n_rows, step):
+            yield slice(row, min(row + step, n_rows)), start
 
 
 def _pair_nibbles(zeros: Bytes) -> Bytes:
@@ -163,65 +183,38 @@ def _pair_nibbles(zeros: Bytes) -> Bytes:
     return np.ascontiguousarray(zeros[:, ::2] | (zeros[:, 1::2] << 4))
 
 
-Quantized = tuple[Floats, Floats, Floats]
+def _rounding(
+    scheme: Scheme, quantizer: str, moments: Floats | None
+) -> tuple[int, Callable[[Floats, int], Rounded]]:
+    """How many columns are rounded together, and the function (columns (span, m), first column) that does it."""
+    size = scheme.block_size
+    if scheme.bits == 8:
+        return size, lambda columns, start: _int8(columns)
+    if quantizer == "rtn":
+        return size, lambda columns, start: fit_range(columns)
+    if quantizer == "mse":
+        return size, lambda columns, start: search(columns)
+    if moments is None:
+        raise ConfigError(
+            f"quantizer {quantizer} needs activation ranges; make them with `semspec calibrate --ranges`"
+        )
+    spans = moments
+    if quantizer == "awq":
+        weights = np.diagonal(spans, axis1=1, axis2=2).reshape(-1)
+        return size, lambda columns, start: search(columns, weights[start : start + size])
+    factors = compensation(spans)
+
+    def compensated(columns: Floats, start: int) -> Rounded:
+        place, width = start // MOMENT_SPAN, len(columns)
+        return compensate(columns, spans[place, :width, :width], factors[place, :width, :width], size)
+
+    return MOMENT_SPAN, compensated
 
 
-def _int8(columns: Floats) -> Quantized:
-    """Symmetric around 128. columns: (block, m) -> codes (block, m), scales (m,), zero points (m,)."""
+def _int8(columns: Floats) -> Rounded:
+    """Symmetric around 128. columns: (block, m) -> codes (block, m), scales (1, m), zero points (1, m)."""
     scales = np.abs(columns).max(axis=0) / np.float32(127)
-    codes = np.rint(columns * _inverse(scales)) + np.float32(128)
-    return codes, scales, np.full_like(scales, 128)
-
-
-def _rtn(columns: Floats) -> Quantized:
-    """Asymmetric int4 over each block's full range, zero included."""
-    low, high = _range(columns)
-    return _round(columns, low, high)
-
-
-def _mse(columns: Floats) -> Quantized:
-    """Asymmetric int4: of the clipped ranges, the one whose squared error is least in each block."""
-    low, high = _range(columns)
-    best = _round(columns, low, high)
-    best_error = _error(columns, *best)
-    for clip in CLIPS[1:]:
-        tried = _round(columns, low * np.float32(clip), high * np.float32(clip))
-        error = _error(columns, *tried)
-        better = error < best_error
-        for kept, new in zip(best, tried, strict=True):
-            np.copyto(kept, new, where=better)
-        np.copyto(best_error, error, where=better)
-    return best
-
-
-def _range(columns: Floats) -> tuple[Floats, Floats]:
-    zero = np.float32(0)
-    return np.minimum(columns.min(axis=0), zero), np.maximum(columns.max(axis=0), zero)
-
-
-def _round(columns: Floats, low: Floats, high: Floats) -> Quantized:
-    scales = (high - low) / np.float32(15)
-    inverse = _inverse(scales)
-    zeros = np.rint(-low * inverse)
-    codes = columns * inverse
-    codes += zeros
-    np.rint(codes, out=codes)
-    np.clip(codes, 0, 15, out=codes)
-    return codes, scales, zeros
-
-
-def _error(columns: Floats, codes: Floats, scales: Floats, zeros: Floats) -> Floats:
-    difference = codes - zeros
-    difference *= scales
-    difference -= columns
-    error: Floats = np.einsum("ij,ij->j", difference, difference)
-    return error
-
-
-def _inverse(scales: Floats) -> Floats:
-    """1 / scales, 0 where a block is zero or too near it to divide by."""
     tiny = np.finfo(np.float32).tiny
-    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= tiny)
-
-
-QUANTIZERS: Mapping[str, Callable[[Floats], Quantized]] = {"rtn": _rtn, "mse": _mse}
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales >= tiny)
+    codes = np.rint(columns * inverse) + np.float32(128)
+    return codes, scales[None], np.full_like(scales, 128)[None]

@@ -18,13 +18,22 @@ from semspec.export.blocks import STORAGES
 from semspec.export.rows import StoredTensor, quoted, reading
 from semspec.runtime.errors import SourceError
 
-__all__ = ["INDEX", "SINGLE", "file_inside", "find_weights", "read_folder_json", "read_safetensors_header"]
+__all__ = [
+    "INDEX",
+    "SINGLE",
+    "file_inside",
+    "find_weights",
+    "read_folder_json",
+    "read_safetensors_header",
+    "read_safetensors_metadata",
+]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _DTYPES = ("F32", "F16", "BF16")
 _MAX_JSON = 1 << 25  # bytes; the header of the largest shards takes about 100 kB, a config a few
+_METADATA = "__metadata__"
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _PICKLE_STARTS = (b"\x80", b"PK\x03\x04")  # a bare pickle, and the archive that torch.save writes
 
@@ -60,6 +69,21 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     Raises SourceError: not safetensors (a pickle is named as such), cut, or a tensor that reaches past the
     end, disagrees with its shape, or has a dtype other than F32, F16, BF16.
     """
+    header, data_start, size = _read_header(path)
+    header.pop(_METADATA, None)
+    return {name: _locate(path, name, entry, data_start, size) for name, entry in header.items()}
+
+
+def read_safetensors_metadata(path: Path) -> dict[str, str]:
+    """What a file says about itself, nothing where it does not. Raises SourceError: as read_safetensors_header."""
+    metadata = _read_header(path)[0].get(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SourceError(f"{path}: {_METADATA} must map names to texts; the file is damaged, get it again")
+    return metadata
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where the data starts, and the size of the file."""
     with reading(path), path.open("rb") as file:
         size = path.stat().st_size
         start = file.read(8)
@@ -72,9 +96,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
             )
         if length > _MAX_JSON:
             raise SourceError(f"{path}: header is {length} bytes; at most {_MAX_JSON} are read")
-        header = _parse_object(path, file.read(length))
-    header.pop("__metadata__", None)
-    return {name: _locate(path, name, entry, 8 + length, size) for name, entry in header.items()}
+        return _parse_object(path, file.read(length)), 8 + length, size
 
 
 _CONVERT = (

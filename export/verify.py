@@ -25,7 +25,7 @@ from semspec.runtime.errors import BundleError, ConfigError
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats
 
-__all__ = ["GATE_TOKENS", "LEVELS", "Quality", "check_bits", "compare", "judge", "verify_graph"]
+__all__ = ["GATE_TOKENS", "LEVELS", "Quality", "check_bits", "closeness", "compare", "judge", "verify_graph"]
 
 GATE_TOKENS: Mapping[str, int] = {"quick": 64, "full": 512}
 LEVELS = (*GATE_TOKENS, "off")
@@ -121,8 +121,7 @@ def check_bits(
 
 def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats], level: str) -> Quality:
     """Figures of a graph's logits and states against the reference's."""
-    kl = float(np.mean([_kl(want, have) for want, have in zip(reference.logits, logits, strict=True)]))
-    top1 = float(np.mean(reference.logits.argmax(axis=-1) == logits.argmax(axis=-1)))
+    kl, top1 = closeness(reference.logits, logits)
     cosine = min(_least_cosine(reference.states[index], state) for index, state in states.items())
     return Quality(
         level=level,
@@ -133,6 +132,12 @@ def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats
         state_peak=max(reference.state_peaks),
         grade=next((word for limit, word in GRADES if kl < limit), GRADES[-1][1]),  # NaN is below nothing
     )
+
+
+def closeness(reference: Floats, logits: Floats) -> tuple[float, float]:
+    """Mean KL(reference || logits) in nats, and the share of rows with the same arg-max. Both (S, V)."""
+    kl = float(np.mean([_kl(want, have) for want, have in zip(reference, logits, strict=True)]))
+    return kl, float(np.mean(reference.argmax(axis=-1) == logits.argmax(axis=-1)))
 
 
 def judge(quality: Quality, scheme: Scheme, option: str = "--precision") -> None:

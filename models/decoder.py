@@ -13,7 +13,7 @@ from typing import TypeVar
 from semspec.models.ops import Linear, Ops
 from semspec.models.spec import ModelSpec
 
-__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "decode", "head_linear", "layer_linears"]
+__all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "decode", "enter", "head_linear", "layer_linears", "run_layer"]
 
 V = TypeVar("V")
 
@@ -27,19 +27,28 @@ def decode(spec: ModelSpec, ops: Ops[V]) -> V:
 
     States are offered on the way: 0 is the embedding, i the stream after layer i, L the final norm's output.
     """
+    normed, stream = enter(spec, ops)
+    for layer in range(spec.n_layers):
+        normed, stream = run_layer(spec, ops, layer, normed, stream)
+    return ops.head(normed, head_linear(spec))
+
+
+def enter(spec: ModelSpec, ops: Ops[V]) -> tuple[V, V]:
+    """From ids to what layer 0 reads: (its norm of the stream, the stream)."""
     stream = ops.embed(EMBEDDING)
     ops.state(0, stream)
-    normed = ops.norm(stream, _norm_before(spec, 0))
-    for layer in range(spec.n_layers):
-        attended = _attention(spec, ops, normed, layer)
-        normed, stream = ops.add_norm(
-            stream, attended, f"model.layers.{layer}.post_attention_layernorm.weight"
-        )
-        fed = _feed_forward(spec, ops, normed, layer)
-        normed, stream = ops.add_norm(stream, fed, _norm_before(spec, layer + 1))
-        last = layer + 1 == spec.n_layers
-        ops.state(layer + 1, normed if last else stream)
-    return ops.head(normed, head_linear(spec))
+    return ops.norm(stream, _norm_before(spec, 0)), stream
+
+
+def run_layer(spec: ModelSpec, ops: Ops[V], layer: int, normed: V, stream: V) -> tuple[V, V]:
+    """One layer; returns what the next reads, and after the last layer what the head reads: (normed, stream)."""
+    attended = _attention(spec, ops, normed, layer)
+    normed, stream = ops.add_norm(stream, attended, f"model.layers.{layer}.post_attention_layernorm.weight")
+    fed = _feed_forward(spec, ops, normed, layer)
+    normed, stream = ops.add_norm(stream, fed, _norm_before(spec, layer + 1))
+    last = layer + 1 == spec.n_layers
+    ops.state(layer + 1, normed if last else stream)
+    return normed, stream
 
 
 def _attention(spec: ModelSpec, ops: Ops[V], normed: V, layer: int) -> V:

@@ -17,7 +17,7 @@ from semspec.models.ops import Linear, Weights
 from semspec.models.rope import rope_tables
 from semspec.models.spec import ModelSpec
 
-__all__ = ["ReferenceRun", "run_reference"]
+__all__ = ["NumpyOps", "ReferenceRun", "run_reference"]
 
 Floats = npt.NDArray[np.float32]
 

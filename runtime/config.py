@@ -16,7 +16,7 @@ from semspec.runtime.errors import ConfigError
 
 __all__ = ["DRAFTS", "MODES", "SamplingParams", "SpecConfig"]
 
-MODES = ("autoregressive", "lossless")
+MODES = ("autoregressive", "lossless", "judged", "draft-alone")
 DRAFTS = ("auto", "model", "ngram")
 
 logger = logging.getLogger(__name__)
@@ -157,19 +157,22 @@ _UNMET: Mapping[str, Any] = {
 class SpecConfig:
     """How tokens are drafted and judged. Raises ConfigError for a value out of range.
 
-    Speculation changes the speed, never the answer: `lossless` has the target's law exactly, and for temperature 0
-    its tokens. Not guaranteed: that it is faster; that depends on the pair and the device (Summary tells).
+    Exact speculation changes the speed, never the answer: `lossless` has the target's law exactly, and for
+    temperature 0 its tokens. `judged` promises what its judge does, `draft-alone` nothing about the target. Not
+    guaranteed: that it is faster; that depends on the pair and the device (Summary tells).
     """
 
     mode: str = "lossless"
-    """`lossless`: drafts are judged by the exact rule. `autoregressive`: the target alone."""
+    """`lossless`: drafts are judged by the exact rule. `autoregressive`: the target alone. `judged`: by the judge given
+    with the request. `draft-alone`: the draft model answers by itself, without the target."""
 
     draft: str = "auto"
     """Who drafts: `model`, the bundle's draft; `ngram`, what followed the same words earlier in the text; `auto`,
     the model where there is one, n-grams where there is none."""
 
     num_draft_tokens: int = 4
-    """Most tokens of a draft. More: fewer target passes where drafts are good, more waste where they are not."""
+    """Most tokens of a draft. More: fewer target passes where drafts are good, more waste where they are not. A judge
+    of segments has the bundle's boundary instead."""
 
     block: bool = False
     """True: block verification, which keeps at least as many tokens of a draft on average as token by token."""

@@ -15,6 +15,7 @@ from semspec.runtime.chooser import Chooser
 from semspec.runtime.model import LanguageModel, common_prefix
 from semspec.runtime.records import Draft, Law
 from semspec.runtime.sampling import sample
+from semspec.runtime.segments import Segmenter
 
 __all__ = ["Drafter", "ModelDrafter", "NgramDrafter"]
 
@@ -47,8 +48,9 @@ class ModelDrafter:
     """A small model. Its cache holds a prefix of the committed tokens and takes what is missing when it drafts.
 
     chooser: the request's own, so that drafts are drawn under the same penalties, processors and filters.
-    stop_ids: end a draft, since nothing can follow them. vocab_size: ids the model has, None for all of the
-    chooser's; it drafts no more once the text has another. The same where its context is full.
+    stop_ids: end a draft, since nothing can follow them. segmenter: where given, a draft ends where a segment does,
+    and begins one. vocab_size: ids the model has, None for all of the chooser's; it drafts no more once the text has
+    another. The same where its context is full.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class ModelDrafter:
         chooser: Chooser,
         *,
         stop_ids: Collection[int] = (),
+        segmenter: Segmenter | None = None,
         vocab_size: int | None = None,
     ) -> None:
         self.model, self.chooser, self.note = model, chooser, ""
-        self._stop_ids = stop_ids
+        self._stop_ids, self._segmenter = stop_ids, segmenter
         self._vocab_size = chooser.vocab_size if vocab_size is None else vocab_size
         self._committed: list[int] = []
         self._proposed: tuple[int, ...] = ()
@@ -73,6 +76,7 @@ class ModelDrafter:
         ids: list[int] = []
         laws: list[Law] = []
         unread = self._committed[self.model.length :]
+        segment = None if self._segmenter is None else self._segmenter.begin()
         for _ in range(min(limit, self._room(unread))):
             law = self.chooser.law(self.model.forward(unread).logits[0])
             token = sample(law, rng)
@@ -80,7 +84,7 @@ class ModelDrafter:
             laws.append(law)
             unread = [token]
             self.chooser.accept(token)
-            if token in self._stop_ids:
+            if token in self._stop_ids or (segment is not None and segment.push(token)):
                 break
         self.chooser.rollback(len(ids))
         self._proposed = tuple(ids)

@@ -19,9 +19,11 @@ from semspec.runtime.chooser import Chooser, Processor, check_processors
 from semspec.runtime.config import SamplingParams, SpecConfig
 from semspec.runtime.drafting import Drafter, ModelDrafter, NgramDrafter
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.judging import Judge, Judging, check_judge, decision_rng
 from semspec.runtime.loop import Request, decode
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats
+from semspec.runtime.segments import Segmenter
 from semspec.runtime.stats import Ledger, Summary
 from semspec.runtime.stopping import StopWatch
 from semspec.runtime.tokenizer import Tokenizer
@@ -36,13 +38,16 @@ Message: TypeAlias = "Mapping[str, Any]"
 class Delta:
     """A piece of an answer as it is written: whole characters only, so text may be empty or long.
 
-    The first n_from_draft of its ids were written by the draft. finish_reason is None until the last piece.
-    stats are those of the answer so far. logprobs: of each id, where SamplingParams.logprobs asks for them.
+    The first n_from_draft of its ids were written by the draft; the last n_lossy of these need not follow the target's
+    law. rule: what kept them (records.Step). finish_reason is None until the last piece. stats are those of the answer
+    so far. logprobs: of each id, where SamplingParams.logprobs asks for them.
     """
 
     text: str
     token_ids: tuple[int, ...]
     n_from_draft: int
+    n_lossy: int
+    rule: str
     finish_reason: str | None
     stats: Summary
     logprobs: tuple[float, ...] = ()
@@ -117,15 +122,16 @@ class LLM:
         *,
         spec: SpecConfig | None = None,
         processors: Sequence[Processor] = (),
+        judge: Judge | None = None,
     ) -> Completion:
         """Continue plain text, or token ids; one text, not several.
 
         sampling: None takes the bundle's own defaults. spec: another way to decode for this request; a draft model
         must have been opened with the LLM. processors: see chooser.Processor; they are told every token of this
-        answer and must be fresh. Raises ConfigError for a prompt that is empty or fills the context, and for
-        settings that do not fit.
+        answer and must be fresh. judge: see judging.Judge; goes with mode `judged` and with no other. Raises
+        ConfigError for a prompt that is empty or fills the context, and for settings that do not fit.
         """
-        return _collect(self.stream(prompt, sampling, spec=spec, processors=processors))
+        return _collect(self.stream(prompt, sampling, spec=spec, processors=processors, judge=judge))
 
     def chat(
         self,
@@ -134,6 +140,7 @@ class LLM:
         *,
         spec: SpecConfig | None = None,
         processors: Sequence[Processor] = (),
+        judge: Judge | None = None,
         **variables: Any,
     ) -> Completion:
         """Answer a conversation: {"role": ..., "content": ...} each. variables: for the chat template.
@@ -141,7 +148,8 @@ class LLM:
         What an earlier turn has in common with this one is not read again. Raises BundleError when the model has
         no chat template or it fails, else as generate.
         """
-        return _collect(self.stream_chat(messages, sampling, spec=spec, processors=processors, **variables))
+        given: Mapping[str, Any] = {"spec": spec, "processors": processors, "judge": judge, **variables}
+        return _collect(self.stream_chat(messages, sampling, **given))
 
     def stream(
         self,
@@ -150,13 +158,14 @@ class LLM:
         *,
         spec: SpecConfig | None = None,
         processors: Sequence[Processor] = (),
+        judge: Judge | None = None,
     ) -> Iterator[Delta]:
         """As generate, piece by piece; the pieces joined are its text. May be left before its end.
 
         Tokens are computed as pieces are taken. Going on after another request began raises ConfigError: there
         is one memory.
         """
-        return self._stream(self._ids(prompt), sampling, spec, processors)
+        return self._stream(self._ids(prompt), sampling, spec, processors, judge)
 
     def stream_chat(
         self,
@@ -165,10 +174,12 @@ class LLM:
         *,
         spec: SpecConfig | None = None,
         processors: Sequence[Processor] = (),
+        judge: Judge | None = None,
         **variables: Any,
     ) -> Iterator[Delta]:
         """As chat, piece by piece."""
-        return self._stream(self.tokenizer.encode_chat(messages, **variables), sampling, spec, processors)
+        ids = self.tokenizer.encode_chat(messages, **variables)
+        return self._stream(ids, sampling, spec, processors, judge)
 
     def states(self, prompt: Prompt, layers: Sequence[int] | None = None) -> dict[int, Floats]:
         """Hidden states of a text, index -> (S, E); 0 is the embedding, the last is after the final norm.
@@ -203,15 +214,19 @@ class LLM:
         sampling: SamplingParams | None,
         spec: SpecConfig | None,
         processors: Sequence[Processor],
+        judge: Judge | None,
     ) -> Iterator[Delta]:
-        request = self._request(ids, sampling or self.default_sampling, spec or self.spec, processors)
+        request = self._request(ids, sampling or self.default_sampling, spec or self.spec, processors, judge)
+        model = self._open_draft() if request.alone else self.target
         self._n_requests += 1
         number = self._n_requests
-        for step in decode(self.target, request):
+        for step in decode(model, request):
             yield Delta(
                 text=step.text,
                 token_ids=step.ids,
                 n_from_draft=step.n_from_draft,
+                n_lossy=step.n_lossy,
+                rule=step.rule,
                 finish_reason=step.finish_reason,
                 stats=request.ledger.summary(),
                 logprobs=step.logprobs,
@@ -223,38 +238,66 @@ class LLM:
                 )
 
     def _request(
-        self, ids: Sequence[int], params: SamplingParams, spec: SpecConfig, processors: Sequence[Processor]
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        spec: SpecConfig,
+        processors: Sequence[Processor],
+        judge: Judge | None,
     ) -> Request:
-        speculative = spec.mode != "autoregressive"
+        speculative = spec.mode in ("lossless", "judged")
         check_processors(processors, speculative=speculative)
+        check_judge(judge, spec.mode)
         chooser = Chooser(params, self.tokenizer.vocab_size, ids, processors)
         watch = StopWatch(params, self.tokenizer.eos_ids, self.tokenizer.stream(ids))
+        judging = None if judge is None else self._judging(judge, params.seed, ids, watch.stop_ids)
         return Request(
             prompt=ids,
             chooser=chooser,
             watch=watch,
             ledger=Ledger(),
             rng=np.random.default_rng(params.seed),
-            drafter=self._drafter(spec, chooser, watch.stop_ids) if speculative else None,
+            drafter=self._drafter(spec, chooser, watch.stop_ids, judging) if speculative else None,
             num_draft_tokens=spec.num_draft_tokens,
             rule=RULES["block" if spec.block else "token"],
+            judging=judging,
+            alone=spec.mode == "draft-alone",
             logprobs=params.logprobs,
         )
 
-    def _drafter(self, spec: SpecConfig, chooser: Chooser, stop_ids: Collection[int]) -> Drafter:
+    def _judging(
+        self, judge: Judge, seed: int | None, prompt: Sequence[int], stop_ids: Collection[int]
+    ) -> Judging:
+        segmenter = Segmenter(self.bundle.manifest.boundary, self.tokenizer.token_bytes, stop_ids)
+        return Judging(judge=judge, segmenter=segmenter, rng=decision_rng(seed, prompt))
+
+    def _drafter(
+        self, spec: SpecConfig, chooser: Chooser, stop_ids: Collection[int], judging: Judging | None
+    ) -> Drafter:
+        segmenter = judging.segmenter if judging is not None and judging.judge.segments else None
         if not self._wants_model(spec, self.draft is not None):
+            if segmenter is not None:
+                raise ConfigError(
+                    "n-grams draft no segments: this judge needs the draft model (draft='model')"
+                )
             return NgramDrafter()
+        draft = self._open_draft()
+        rows = draft.spec.vocab_size
+        return ModelDrafter(draft, chooser, stop_ids=stop_ids, segmenter=segmenter, vocab_size=rows)
+
+    def _open_draft(self) -> CachedModel:
         if self.draft is None:
             raise ConfigError("the draft model is not open: open the bundle with LLM(..., spec=SpecConfig())")
-        rows = self.draft.spec.vocab_size
-        return ModelDrafter(self.draft, chooser, stop_ids=stop_ids, vocab_size=rows)
+        return self.draft
 
     @staticmethod
     def _wants_model(spec: SpecConfig, available: bool) -> bool:
-        """Whether a draft model drafts; `auto` takes it where it is there."""
-        return spec.mode != "autoregressive" and (
-            spec.draft == "model" or (spec.draft == "auto" and available)
-        )
+        """Whether the draft model is needed; where drafts change no answer, `auto` takes it if it is there."""
+        if spec.mode == "autoregressive":
+            return False
+        if spec.mode == "draft-alone":
+            return True
+        return spec.draft == "model" or (spec.draft == "auto" and (available or spec.mode == "judged"))
 
 
 def _open_model(bundle: Bundle, role: str, engine: Backend) -> CachedModel:

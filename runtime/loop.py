@@ -4,13 +4,14 @@
 
 Invariant after every step: the target remembers every committed token but the pending one, the last, which the
 next pass reads first; a drafter's model remembers a prefix of them. Without a drafter a round is one token: plain
-decoding is the same loop with empty drafts.
+decoding is the same loop with empty drafts. So is a segment that the target writes itself where a judge looks at
+segments (judging.py); its first token comes from the pass that reviewed the draft it replaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,22 +19,25 @@ from semspec.runtime.acceptance import Rule, accept_tokens
 from semspec.runtime.chooser import Chooser
 from semspec.runtime.drafting import Drafter
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.judging import Judging, Turns, pass_judgement
 from semspec.runtime.model import LanguageModel, common_prefix
-from semspec.runtime.records import Draft, Floats, Law, Step
+from semspec.runtime.records import Draft, Floats, Step, Verdict
+from semspec.runtime.review import Review, TargetLaws
+from semspec.runtime.sampling import log_probabilities, sample
 from semspec.runtime.stats import Ledger
-from semspec.runtime.stopping import StopWatch
+from semspec.runtime.stopping import Cut, StopWatch
 
 __all__ = ["Request", "decode"]
 
 EMPTY = Draft(ids=(), laws=())
-CUT_OFF = Law(ids=np.zeros(1, np.int64), probs=np.ones(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request on its way: the prompt, and the objects that follow its text.
 
-    drafter None, or num_draft_tokens 0: plain decoding. logprobs: also report each token's log-probability.
+    drafter None, or num_draft_tokens 0: plain decoding. judging: who judges drafts instead of `rule`. alone: the model
+    that decodes is the draft, standing in for the target. logprobs: also report each token's log-probability.
     """
 
     prompt: Sequence[int]
@@ -44,6 +48,8 @@ class Request:
     drafter: Drafter | None = None
     num_draft_tokens: int = 0
     rule: Rule = accept_tokens
+    judging: Judging | None = None
+    alone: bool = False
     logprobs: bool = False
 
 
@@ -56,13 +62,16 @@ def decode(target: LanguageModel, request: Request) -> Iterator[Step]:
     """
     _check_prompt(target, request.prompt)
     _prefill(target, request)
-    pending = request.prompt[-1]
+    pending, turns = request.prompt[-1], Turns(request.judging)
     while True:
-        draft = _propose(target, request)
-        with request.ledger.time("target"):
+        draft = EMPTY if turns.target_writes else _propose(target, request)
+        with request.ledger.time("draft" if request.alone else "target"):
             found = target.forward([pending, *draft.ids], rows=range(len(draft.ids) + 1))
+        laws = TargetLaws(request.chooser, found.logits, draft.ids, request.watch.stop_ids)
+        verdict = _judge(target, request, draft, laws)
         with request.ledger.time("sampling"):
-            step = _judge(target, request, draft, found.logits)
+            step = _commit(target, request, draft, verdict, laws.logits)
+        turns.take(step.ids, drafted=bool(draft.ids), target_writes=verdict.target_writes)
         pending = step.ids[-1]
         yield step
         if step.finish_reason:
@@ -89,27 +98,50 @@ def _prefill(target: LanguageModel, request: Request) -> None:
 
 
 def _propose(target: LanguageModel, request: Request) -> Draft:
-    """A draft that neither max_tokens nor the context cuts short: its review ends with one token of the target's."""
-    if request.drafter is None:
-        return EMPTY
-    limit = min(request.num_draft_tokens, request.watch.left - 1, target.max_context - target.length - 1)
-    if limit <= 0:
+    """A draft that neither max_tokens nor the context cuts short."""
+    limit = _limit(target, request)
+    if request.drafter is None or limit <= 0:
         return EMPTY
     with request.ledger.time("draft"):
         draft = request.drafter.propose(limit, request.rng)
-    # whoever proposes more than was asked for is heard as far as there is room, and never beyond a stop
-    ends = (n for n, token in enumerate(draft.ids[:limit], 1) if token in request.watch.stop_ids)
-    n = next(ends, limit)
-    return Draft(ids=draft.ids[:n], laws=draft.laws[:n])
+    # whoever proposes more than was asked for is heard as far as there is room, and never beyond a stop or a segment
+    ids = draft.ids[:limit]
+    if request.judging is not None and request.judging.judge.segments:
+        n = request.judging.segmenter.length(ids) or len(ids)
+    else:
+        n = next((n for n, token in enumerate(ids, 1) if token in request.watch.stop_ids), len(ids))
+    return Draft(ids=ids[:n], laws=draft.laws[:n])
 
 
-def _judge(target: LanguageModel, request: Request, draft: Draft, logits: Floats) -> Step:
-    """Apply the rule, cut at a stop, and bring every memory to what was committed."""
-    remembered = target.length - len(draft.ids) - 1
-    laws = _Laws(request.chooser, logits, draft.ids, request.watch.stop_ids)
-    verdict = request.rule(draft.ids, draft.laws, laws, request.rng)
+def _limit(target: LanguageModel, request: Request) -> int:
+    """Most tokens of a draft: its review reads the pending one too and, but for segments, ends with one more."""
+    room, left = target.max_context - target.length - 1, request.watch.left
+    if request.judging is not None and request.judging.judge.segments:
+        return min(request.judging.segmenter.boundary.max_tokens, left, room)
+    return min(request.num_draft_tokens, left - 1, room)
+
+
+def _judge(target: LanguageModel, request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
+    """What is kept of a draft and which token follows it."""
+    judging = request.judging if draft.ids else None
+    if judging is None:
+        with request.ledger.time("sampling"):
+            verdict = request.rule(draft.ids, draft.laws, laws, request.rng)
+    else:
+        with request.ledger.time("judge"):
+            verdict = pass_judgement(judging, Review(draft, laws, target, request.ledger))
+        if verdict.target_writes and verdict.extra is None:
+            verdict = replace(verdict, extra=sample(laws[verdict.keep], request.rng))
+        if judging.judge.segments:
+            request.ledger.add_segment(kept=verdict.keep == len(draft.ids))
     laws.close()
-    ids = (*draft.ids[: verdict.keep], verdict.extra)
+    return verdict
+
+
+def _commit(target: LanguageModel, request: Request, draft: Draft, verdict: Verdict, logits: Floats) -> Step:
+    """Cut at a stop, and bring every memory to what was committed."""
+    remembered = target.length - len(draft.ids) - 1
+    ids = draft.ids[: verdict.keep] if verdict.extra is None else (*draft.ids[: verdict.keep], verdict.extra)
     cut = request.watch.push(ids, full=remembered + len(ids) == target.max_context)
     ids = ids[: cut.n_ids]
     target.rewind(remembered + len(ids))
@@ -119,58 +151,40 @@ def _judge(target: LanguageModel, request: Request, draft: Draft, logits: Floats
         request.drafter.commit(ids)
         request.ledger.note = request.drafter.note
     n_kept = min(verdict.keep, len(ids))
-    # a draft that was cut by a stop counts up to the stop
-    looked_at = min(len(draft.ids), len(ids)) if cut.finish_reason else len(draft.ids)
-    request.ledger.add_round(drafted=looked_at, accepted=n_kept, emitted=len(ids))
-    return Step(
+    step = Step(
         ids=ids,
         text=cut.text,
-        n_from_draft=n_kept,
+        n_from_draft=len(ids) if request.alone else n_kept,
+        n_lossy=_n_lossy(request, verdict, ids),
+        rule=_rule(request, draft),
         finish_reason=cut.finish_reason,
-        logprobs=_log_probabilities(request, ids, logits) if request.logprobs else (),
+        logprobs=log_probabilities(logits, ids) if request.logprobs else (),
     )
+    request.ledger.add_round(
+        drafted=_looked_at(request, draft, verdict, cut),
+        accepted=n_kept,
+        emitted=len(ids),
+        lossy=step.n_lossy,
+        passes=0 if request.alone else 1,
+    )
+    return step
 
 
-class _Laws(Sequence[Law]):
-    """The target's laws along a draft, made when they are read: each with the history of its own place.
-
-    Behind a stop id any law will do, for what is drawn from it is cut off; a grammar that has ended is not asked.
-    """
-
-    def __init__(
-        self, chooser: Chooser, logits: Floats, ids: Sequence[int], stop_ids: Collection[int]
-    ) -> None:
-        self._chooser, self._logits, self._ids, self._stop_ids = chooser, logits, ids, stop_ids
-        self._made: list[Law] = []
-        self._n_told = 0
-
-    def __len__(self) -> int:
-        return len(self._ids) + 1
-
-    def __getitem__(self, i: int) -> Law:  # type: ignore[override]
-        while len(self._made) <= i:
-            self._made.append(self._make(len(self._made)))
-        return self._made[i]
-
-    def close(self) -> None:
-        """Take back the drafted tokens that the chooser was told about."""
-        self._chooser.rollback(self._n_told)
-
-    def _make(self, place: int) -> Law:
-        if place:
-            token = self._ids[place - 1]
-            if token in self._stop_ids:
-                return CUT_OFF
-            self._chooser.accept(token)
-            self._n_told += 1
-        return self._chooser.law(self._logits[place])
+def _looked_at(request: Request, draft: Draft, verdict: Verdict, cut: Cut) -> int:
+    """Tokens of a draft that count as judged: those behind a stop do not; a segment thrown away does as a whole."""
+    whole = request.judging is not None and request.judging.judge.segments and cut.n_ids > verdict.keep
+    return min(len(draft.ids), cut.n_ids) if cut.finish_reason and not whole else len(draft.ids)
 
 
-def _log_probabilities(request: Request, ids: Sequence[int], logits: Floats) -> tuple[float, ...]:
-    """Natural log-probabilities of ids under the model itself: before penalties, processors and temperature."""
-    found = []
-    for token, row in zip(ids, logits[:, : request.chooser.vocab_size], strict=False):
-        wide = row.astype(np.float64)
-        peak = wide.max()
-        found.append(float(wide[token] - peak - np.log(np.exp(wide - peak).sum())))
-    return tuple(found)
+def _n_lossy(request: Request, verdict: Verdict, ids: Sequence[int]) -> int:
+    if request.alone:
+        return len(ids)
+    if request.judging is None or not request.judging.judge.lossy:
+        return 0
+    return max(0, min(verdict.keep, len(ids)) - verdict.n_exact)
+
+
+def _rule(request: Request, draft: Draft) -> str:
+    if not draft.ids:
+        return "draft" if request.alone else "target"
+    return "lossless" if request.judging is None else request.judging.judge.name

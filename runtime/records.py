@@ -75,17 +75,27 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a rule says: keep the first `keep` drafted tokens, then `extra`, a token of the target's."""
+    """What a rule says: keep the first `keep` drafted tokens, then `extra`, a token of the target's.
+
+    extra None: the draft's last kept token is the last of the round, or, where the target writes, the loop draws one
+    from the target's law behind the kept ones. n_exact: the first so many of the kept tokens follow the target's own
+    law; read only where a lossy judge speaks. target_writes: the target alone goes on, to the end of the segment that
+    the draft began.
+    """
 
     keep: int
-    extra: int
+    extra: int | None = None
+    n_exact: int = 0
+    target_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One round of the decoding loop: the ids it committed, and what of the text can be shown.
 
-    The first n_from_draft ids were written by the draft and kept, the others drawn by the target.
+    The first n_from_draft ids were written by the draft and kept, the others drawn by the target. n_lossy: how many
+    of the ids need not follow the target's law; they are the last of those from the draft. rule: what judged the
+    draft, `lossless` or the name of a judge; `target` or `draft` where that model wrote alone.
     finish_reason: `stop` (an end id or a stop string), `length` (max_tokens or the context), None while there
     is more. logprobs: of each id under the target itself, where asked for.
     """
@@ -93,5 +103,7 @@ class Step:
     ids: tuple[int, ...]
     text: str
     n_from_draft: int = 0
+    n_lossy: int = 0
+    rule: str = "target"
     finish_reason: str | None = None
     logprobs: tuple[float, ...] = ()

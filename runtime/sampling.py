@@ -9,6 +9,7 @@ probability is off by at most 2e-5 of itself; an id whose weight is below e^-87 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
 from semspec.runtime.records import Floats, Ints, Law
 
-__all__ = ["greedy", "sample", "warp"]
+__all__ = ["greedy", "log_probabilities", "sample", "warp"]
 
 Probs: TypeAlias = npt.NDArray[np.float64]
 
@@ -88,6 +89,19 @@ def sample(law: Law, rng: np.random.Generator) -> int:
     probs = law.probs[block * width : (block + 1) * width]
     place = int(np.searchsorted(np.cumsum(probs), point - (ends[block] - blocks[block]), side="right"))
     return int(law.ids[block * width + min(place, probs.size - 1)])
+
+
+def log_probabilities(logits: Floats, ids: Sequence[int]) -> tuple[float, ...]:
+    """Natural log-probability of ids[i] under row i of `logits` (n, V) as it is: a model's own law, nothing filtered.
+
+    Rows behind the last id are not looked at.
+    """
+    found = []
+    for token, row in zip(ids, logits, strict=False):
+        wide = row.astype(np.float64)
+        peak = wide.max()
+        found.append(float(wide[token] - peak - np.log(np.exp(wide - peak).sum())))
+    return tuple(found)
 
 
 def _weights(values: Floats, peak: np.float32, temperature: float) -> Floats:

@@ -25,11 +25,17 @@ class Summary:
     phase, in the order in which phases first began; a phase within another counts in both, so the sum may
     exceed the whole.
 
-    num_rounds: target passes after the prefill. num_drafts: rounds that had a draft. num_draft_tokens: proposed
-    tokens, without those behind a stop. num_accepted_draft_tokens: those kept in the output; the token the
-    target adds for free is not one of them. draft_acceptance_rate: accepted / proposed; None without proposals.
-    mean_acceptance_length: generated tokens per round, the target's own included; plain decoding is 1.
-    acceptance_lengths: how many drafts had 0, 1, 2, .. of their tokens kept. note: what the drafter has to say.
+    num_rounds: target passes after the prefill, those that answer a judge's question included. num_drafts: rounds
+    that had a draft. num_draft_tokens: proposed tokens, without those behind a stop. num_accepted_draft_tokens: those
+    kept in the output; the token the target adds for free is not one of them. draft_acceptance_rate: accepted /
+    proposed; None without proposals. mean_acceptance_length: generated tokens per round, the target's own included;
+    plain decoding is 1. acceptance_lengths: how many drafts had 0, 1, 2, .. of their tokens kept. note: what the
+    drafter has to say.
+
+    num_segments: drafts that were judged as whole segments; num_accepted_segments: those kept whole;
+    semantic_acceptance_rate: the one over the other, long segments counting no more than short ones (by tokens it is
+    draft_acceptance_rate). num_lossy_tokens: generated tokens that need not follow the target's law;
+    lossy_token_fraction: their share of all. The rates are None where there is nothing to divide by.
     """
 
     prompt_tokens: int
@@ -45,6 +51,11 @@ class Summary:
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
     acceptance_lengths: tuple[int, ...]
+    num_segments: int
+    num_accepted_segments: int
+    semantic_acceptance_rate: float | None
+    num_lossy_tokens: int
+    lossy_token_fraction: float | None
     note: str
 
 
@@ -70,6 +81,7 @@ class Ledger:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self._rounds = self._drafted = self._accepted = 0
+        self._segments = self._kept_segments = self._lossy = 0
         self._lengths: list[int] = []  # drafts by accepted tokens
         self._clock = clock
         self._phase_ms: dict[str, float] = {}
@@ -82,9 +94,15 @@ class Ledger:
         """Count tokens that were given."""
         self.prompt_tokens += n_tokens
 
-    def add_round(self, *, drafted: int, accepted: int, emitted: int) -> None:
-        """Count a round that just ended: tokens proposed, those kept, and all that came out."""
-        self._rounds += 1
+    def add_round(
+        self, *, drafted: int, accepted: int, emitted: int, lossy: int = 0, passes: int = 1
+    ) -> None:
+        """Count a round that just ended: tokens proposed, those kept, all that came out, and what of it is lossy.
+
+        passes: of the target.
+        """
+        self._rounds += passes
+        self._lossy += lossy
         self._drafted += drafted
         self._accepted += accepted
         if drafted:
@@ -94,6 +112,15 @@ class Ledger:
         self._last = self._clock()
         if self._first is None:
             self._first, self._at_first = self._last, emitted
+
+    def add_segment(self, *, kept: bool) -> None:
+        """Count a segment that was judged; kept: all of it."""
+        self._segments += 1
+        self._kept_segments += kept
+
+    def add_question(self) -> None:
+        """Count a pass of the target that answered a judge."""
+        self._rounds += 1
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
@@ -126,11 +153,20 @@ class Ledger:
             num_drafts=sum(self._lengths),
             num_draft_tokens=self._drafted,
             num_accepted_draft_tokens=self._accepted,
-            draft_acceptance_rate=self._accepted / self._drafted if self._drafted else None,
-            mean_acceptance_length=self.generated_tokens / self._rounds if self._rounds else None,
+            draft_acceptance_rate=_rate(self._accepted, self._drafted),
+            mean_acceptance_length=_rate(self.generated_tokens, self._rounds),
             acceptance_lengths=tuple(self._lengths),
+            num_segments=self._segments,
+            num_accepted_segments=self._kept_segments,
+            semantic_acceptance_rate=_rate(self._kept_segments, self._segments),
+            num_lossy_tokens=self._lossy,
+            lossy_token_fraction=_rate(self._lossy, self.generated_tokens),
             note=self.note,
         )
+
+
+def _rate(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def peak_mib() -> float:

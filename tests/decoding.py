@@ -1,9 +1,10 @@
-"""What tests of the decoding loop share: one request without bundle or tokenizer, and drafters of every bad habit."""
+"""What tests of the decoding loop share: one request without bundle or tokenizer, drafters of bad habits, judges."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, cast
 
 import numpy as np
@@ -12,9 +13,12 @@ from semspec.runtime.acceptance import Rule, accept_tokens
 from semspec.runtime.chooser import Chooser, Processor
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.drafting import Drafter, ModelDrafter
+from semspec.runtime.judging import Judge, Judging, decision_rng
 from semspec.runtime.loop import Request, decode
 from semspec.runtime.model import CachedModel, LanguageModel
-from semspec.runtime.records import Draft, Law, Step
+from semspec.runtime.records import Draft, Law, Step, Verdict
+from semspec.runtime.review import Review
+from semspec.runtime.segments import Segmenter
 from semspec.runtime.stats import Ledger
 from semspec.runtime.stopping import StopWatch, TextSource
 
@@ -51,6 +55,29 @@ class Stub:
         self.committed += ids
 
 
+@dataclass(kw_only=True)
+class Says:
+    """A judge that says what `verdict` does."""
+
+    verdict: Callable[[Review, np.random.Generator], Verdict]
+    name: str = "says"
+    lossy: bool = True
+    segments: bool = True
+
+    def judge(self, review: Review, rng: np.random.Generator) -> Verdict:
+        return self.verdict(review, rng)
+
+
+def keeping(*decisions: bool, **options: Any) -> Says:
+    """Whole segments kept or thrown away as `decisions` say, one after the other, round and round."""
+    turns = cycle(decisions)
+
+    def verdict(review: Review, rng: np.random.Generator) -> Verdict:
+        return Verdict(keep=len(review.ids)) if next(turns) else Verdict(keep=0, target_writes=True)
+
+    return Says(verdict=verdict, **options)
+
+
 def habits(text: Sequence[int], vocab_size: int) -> dict[str, Callable[[list[int], int], Sequence[int]]]:
     """Ways to draft where the target, left alone, would write `text`, prompt included."""
 
@@ -78,6 +105,9 @@ def start(
     draft: Drafter | LanguageModel | None = None,
     gamma: int = 4,
     rule: Rule = accept_tokens,
+    judge: Judge | None = None,
+    segmenter: Segmenter | None = None,
+    alone: bool = False,
     end_ids: Collection[int] = (),
     text: TextSource | None = None,
     processors: Sequence[Processor] = (),
@@ -85,7 +115,9 @@ def start(
     rng: np.random.Generator | None = None,
     **params: Any,
 ) -> Iterator[Step]:
-    """decode() with a request of its own. draft: a drafter, or a model that drafts. params: SamplingParams'."""
+    """decode() with a request of its own. draft: a drafter, or a model that drafts. judge: with the segmenter that cuts
+    its segments; the stop ids are the segmenter's own. params: SamplingParams'.
+    """
     sampling = SamplingParams(**params)
     chooser = Chooser(sampling, vocab_size, prompt, processors)
     watch = StopWatch(sampling, end_ids, text or Letters())
@@ -94,7 +126,12 @@ def start(
     else:
         rows = draft.spec.vocab_size if isinstance(draft, CachedModel) else None
         model = cast(LanguageModel, draft)
-        drafter = ModelDrafter(model, chooser, stop_ids=watch.stop_ids, vocab_size=rows)
+        cuts = segmenter if judge is not None and judge.segments else None
+        drafter = ModelDrafter(model, chooser, stop_ids=watch.stop_ids, segmenter=cuts, vocab_size=rows)
+    judging = None
+    if judge is not None:
+        assert segmenter is not None
+        judging = Judging(judge=judge, segmenter=segmenter, rng=decision_rng(sampling.seed, prompt))
     request = Request(
         prompt=prompt,
         chooser=chooser,
@@ -104,6 +141,8 @@ def start(
         drafter=drafter,
         num_draft_tokens=gamma,
         rule=rule,
+        judging=judging,
+        alone=alone,
         logprobs=sampling.logprobs,
     )
     return decode(target, request)

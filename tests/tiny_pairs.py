@@ -68,6 +68,15 @@ def perturb(folder: Path, deviation: float) -> Path:
     return folder
 
 
+def bound(bundle: Path, out: Path, **boundary: Any) -> Path:
+    """The same bundle with segments that end elsewhere. boundary: what of the rule changes, such as max_tokens=7."""
+    shutil.copytree(bundle, out)
+    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    manifest["boundary"] |= boundary
+    (out / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    return out
+
+
 def rearrange(bundle: Path, out: Path, **roles: str) -> Path:
     """The same bundle with its models in other roles: target="draft", or draft="target" for a model with itself."""
     shutil.copytree(bundle / "tokenizer", out / "tokenizer")

@@ -83,7 +83,11 @@ def list_notes(table: Table) -> list[str]:
             f"{100 * most_cut:.0f} % of a mode's answers were cut off: raise --max-tokens to judge what is right."
         )
     n = sum(row.n for row in table.rows)
-    notes.append(f"{n} answers measured; peak memory {table.peak_mib:.0f} MiB, all models of the run open.")
+    notes.append(f"{n} answers measured; peak memory {table.peak_mib:.0f} MiB, all our models open.")
+    if any(row.promise == "lossy" for row in table.rows):
+        notes.append(
+            "A lossy mode does not promise the target's answers: its speed counts for as much as its right % says."
+        )
     if any(row.divergences for row in table.rows):
         notes.append(f"An exact mode left the tokens of {PLAIN}: see divergences.jsonl.")
     if not table.greedy:
@@ -131,8 +135,9 @@ COLUMNS = (
     Column(head="mode", means="", cell=lambda row: row.mode, words=True),
     Column(
         head="promise",
-        means="exact follows the target's own law (greedy: its very tokens); lossy does not",
-        cell=lambda row: "exact" if row.exact else "lossy",
+        means="exact follows the target's own law (greedy: its very tokens); lossy does not; a peer is another engine, "
+        "with its own rounding of the same weights",
+        cell=lambda row: row.promise,
         words=True,
     ),
     Column(
@@ -169,7 +174,9 @@ COLUMNS = (
         cell=lambda row: _number(row.truncated, 0, 100),
     ),
     Column(
-        head="kept %", means="drafted tokens that were kept", cell=lambda row: _number(row.acceptance, 0, 100)
+        head="kept %",
+        means="drafted tokens that were kept; a long segment counts for more than a short one",
+        cell=lambda row: _number(row.acceptance, 0, 100),
     ),
     Column(
         head="per pass",
@@ -180,6 +187,16 @@ COLUMNS = (
         head="draft %",
         means="tokens of the answer that the draft wrote; the target wrote the others",
         cell=lambda row: _number(row.draft_share, 0, 100),
+    ),
+    Column(
+        head="lossy %",
+        means="tokens of the answer that a lossy rule kept, or the draft alone wrote: the target might have said other",
+        cell=lambda row: _number(row.lossy_share, 0, 100),
+    ),
+    Column(
+        head="MiB",
+        means="most memory of a peer's own process",
+        cell=lambda row: _number(row.peak_mib, 0),
     ),
     Column(
         head="differ",

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from semspec.calibration.bench.journal import CELLS, Journal, read_cells, read_origin
+from semspec.calibration.bench.divergences import Divergence
+from semspec.calibration.bench.journal import (
+    CELLS,
+    DIVERGENCES,
+    Journal,
+    read_cells,
+    read_divergences,
+    read_origin,
+)
+from semspec.calibration.bench.peer_notes import join_notes
 from semspec.calibration.bench.records import Cell, Result
 from semspec.calibration.bench.run import Run, conclude
 from semspec.calibration.bench.settings import Origin, check_same, plan_cells
 from semspec.runtime.errors import CalibrationError, ConfigError
 
-__all__ = ["join"]
+__all__ = ["join", "join_into"]
 
 
 def join(folders: Sequence[Path], out: Path) -> Run:
@@ -25,10 +35,25 @@ def join(folders: Sequence[Path], out: Path) -> Run:
     """
     if out.exists():
         raise ConfigError(f"{out} exists; give --out a new folder")
+    unfinished = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a join that was killed
+    try:
+        finished = join_into(unfinished, folders)
+        unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return replace(finished, folder=out)
+
+
+def join_into(out: Path, folders: Sequence[Path]) -> Run:
+    """As join, but into a folder that may be there: one of the same shards, joined or half-joined, is completed, and
+    one that holds the shards themselves is filled."""
     shards = _in_order(folders)
     results: dict[Cell, Result] = {}
+    margins: dict[Cell, float | None] = {}
     for folder, origin in shards:
         results.update(_read_shard(folder, origin))
+        margins.update((one.cell, one.margin) for one in read_divergences(folder / DIVERGENCES))
     origins = [origin for _, origin in shards]
     whole = replace(
         origins[0],
@@ -36,17 +61,13 @@ def join(folders: Sequence[Path], out: Path) -> Run:
         shard=(1, 1),
         machines=tuple(machine for origin in origins for machine in origin.machines),
     )
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a join that was killed
-    try:
-        with Journal(partial, whole) as journal:
-            for cell in plan_cells(whole.settings):
+    guests = {folder.relative_to(out).parts[0] for folder in folders if out in folder.parents}
+    with Journal(out, whole, guests=guests) as journal:
+        for cell in plan_cells(whole.settings):
+            if cell not in journal.results:
                 journal.append(results[cell])
-            finished = conclude(partial, whole, results)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return replace(finished, folder=out)
+        join_notes(out, [folder for folder, _ in shards])
+        return conclude(out, whole, journal.results, partial(_known, margins))
 
 
 def _in_order(folders: Sequence[Path]) -> list[tuple[Path, Origin]]:
@@ -80,3 +101,13 @@ def _read_shard(folder: Path, origin: Origin) -> dict[Cell, Result]:
     if found.keys() != set(plan_cells(origin.settings, origin.shard)):
         raise CalibrationError(f"{folder} is unfinished or of another plan; run it to its end")
     return found
+
+
+def _known(margins: Mapping[Cell, float | None], divergences: Sequence[Divergence]) -> Iterator[Divergence]:
+    """Divergences with the margins that were measured with the shards."""
+    for one in divergences:
+        if one.cell not in margins:
+            raise CalibrationError(
+                f"no shard has the margin of {one.cell} in its {DIVERGENCES}; remove the file and run the shard again"
+            )
+        yield replace(one, margin=margins[one.cell])

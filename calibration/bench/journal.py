@@ -1,4 +1,5 @@
-"""The folder of a run: run.json (what is measured, where), cells.jsonl (the journal), results.json (the end).
+"""The folder of a run: run.json (what is measured, where), cells.jsonl (the journal), and its end: divergences.jsonl,
+then results.json.
 
 A measurement is in the journal, on the disk, before the next one begins; what a kill tore is dropped and measured
 again. One process writes a folder at a time. Linux and macOS: the lock is flock's.
@@ -8,40 +9,53 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
+from semspec.calibration.bench.divergences import Divergence
 from semspec.calibration.bench.records import Cell, Result
 from semspec.calibration.bench.settings import Origin, check_same
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.typed import shown
 
-__all__ = ["CELLS", "RESULTS", "RUN", "Journal", "read_cells", "read_origin", "write_once"]
+__all__ = [
+    "CELLS",
+    "DIVERGENCES",
+    "RESULTS",
+    "RUN",
+    "Journal",
+    "lock_folder",
+    "read_cells",
+    "read_divergences",
+    "read_origin",
+    "write_once",
+]
 
-RUN, CELLS, RESULTS = "run.json", "cells.jsonl", "results.json"
+RUN, CELLS, DIVERGENCES, RESULTS = "run.json", "cells.jsonl", "divergences.jsonl", "results.json"
 
 
 class Journal:
     """The open journal of one run: `results` so far, and `append`. A context manager.
 
     folder: made if it is missing. origin: what run.json shall say; a folder with measurements goes on only where it
-    says the same, but for when it started, which stays.
+    says the same, but for when it started, which stays. guests: names of others that may lie in a new one.
 
     Raises ConfigError for a folder of another run or of something else, CalibrationError for a damaged one and for
     one that another process is writing.
     """
 
-    def __init__(self, folder: Path, origin: Origin) -> None:
+    def __init__(self, folder: Path, origin: Origin, *, guests: Collection[str] = ()) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder)
+        self._lock = lock_folder(folder)
         try:
             cells = read_cells(folder / CELLS, mend=True)
             if cells:
                 self.origin = read_origin(folder)
                 check_same(f"{folder} holds another run, give another --out", self.origin, origin)
             else:
-                self.origin = _begin(folder, origin)
+                self.origin = _begin(folder, origin, guests)
             self.results = {result.cell: result for result in cells}
             self._file = (folder / CELLS).open("ab")
         except BaseException:
@@ -96,6 +110,23 @@ def read_cells(path: Path, *, mend: bool = False) -> list[Result]:
     return list(results.values())
 
 
+def read_divergences(path: Path) -> tuple[Divergence, ...]:
+    """Divergences of a run, with their margins. Raises CalibrationError where the file is missing or damaged."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise CalibrationError(f"{path} is missing; run it to its end") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(Divergence.from_json(line.decode("ascii")))
+        except ValueError as error:
+            raise CalibrationError(
+                f"{path}, line {number} is damaged ({_short(error)}); remove the file and run the same command again"
+            ) from None
+    return tuple(found)
+
+
 def read_origin(folder: Path) -> Origin:
     """run.json of a folder. Raises CalibrationError where there is none, or one that is damaged."""
     path = folder / RUN
@@ -127,9 +158,9 @@ def write_once(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-def _begin(folder: Path, origin: Origin) -> Origin:
+def _begin(folder: Path, origin: Origin, guests: Collection[str]) -> Origin:
     """Write run.json; one that nothing was measured for is replaced."""
-    ours = {RUN, CELLS, f"{RUN}.partial"}
+    ours = {RUN, CELLS, f"{RUN}.partial", *guests}
     if strangers := sorted(path.name for path in folder.iterdir() if path.name not in ours):
         raise ConfigError(
             f"{folder} holds {shown(strangers[0])} and no measurement; give an --out of its own"
@@ -143,7 +174,8 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
 
-def _locked(folder: Path) -> int:
+def lock_folder(folder: Path) -> int:
+    """A descriptor; until it is closed, nobody else gets one. Raises CalibrationError where somebody has."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

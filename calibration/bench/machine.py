@@ -7,9 +7,10 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["describe_machine"]
+__all__ = ["count_cores", "describe_machine"]
 
-PACKAGES = ("semspec", "numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "math-verify")
+OURS = ("semspec", "numpy", "onnxruntime", "onnxruntime-gpu", "tokenizers", "math-verify")
+PEERS = ("onnxruntime-genai", "llama-cpp-python", "torch", "transformers")
 
 
 def describe_machine() -> dict[str, str | int]:
@@ -17,19 +18,19 @@ def describe_machine() -> dict[str, str | int]:
     facts: dict[str, str | int] = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": count_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "python": platform.python_version(),
     }
-    for package in PACKAGES:
+    for package in (*OURS, *PEERS):
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            continue  # one of the two engines, or an extra that nothing here needs
+            continue  # one of the two engines, a peer, or an extra that nothing here needs
     return facts
 
 
-def _cores() -> int:
+def count_cores() -> int:
     """Cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -1,9 +1,14 @@
-"""Ways to decode by name, such as `lossless-block:8`: drafter, rule and, after the colon, most tokens of a draft."""
+"""Ways to decode by name, such as `lossless-block:8`: drafter, rule and, after the colon, most tokens of a draft.
+
+The names of lossy controls, such as `random:0.7`, are those of controls.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from semspec.calibration.bench.controls import CONTROLS, parse_control
 from semspec.calibration.bench.records import PLAIN, Mode
 from semspec.runtime.config import SpecConfig
 from semspec.runtime.errors import ConfigError
@@ -36,21 +41,24 @@ def parse_modes(names: Sequence[str]) -> list[Mode]:
     modes = [_parse(name.strip()) for name in names]
     if not modes:
         raise ConfigError(f"no modes to measure; known: {', '.join(MODES)}")
-    seen = [mode.spec for mode in modes]
+    seen = [replace(mode, name="") for mode in modes]
     for index, mode in enumerate(modes):
-        if mode.spec in seen[:index]:
+        if seen[index] in seen[:index]:
             raise ConfigError(f"the mode {mode.name} is named twice (the default draft has 4 tokens)")
     return modes
 
 
 def _parse(name: str) -> Mode:
+    if control := parse_control(name):
+        return control
     known, colon, length = name.partition(":")
     if known not in MODES:
         raise ConfigError(
-            f"unknown mode {name!r}; known: {', '.join(MODES)}, with a draft length as in ngram:8"
+            f"unknown mode {name!r}; known: {', '.join(MODES)}, with a draft length as in ngram:8; and the controls "
+            f"{', '.join(CONTROLS)}"
         )
     mode = MODES[known]
-    if not colon:
+    if not colon or mode.spec is None:
         return mode
     if known == PLAIN or not (length.isascii() and length.isdigit()) or int(length) == 0:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """The report's plots, as PNG bytes. Knows colours and axes; knows no model, no file and no HTML.
 
 Every mode keeps its colour and its marker from plot to plot: colours that colour-blind eyes tell apart (Okabe and
-Ito), and never colour alone. A filled marker is an exact mode, a hollow one a lossy mode. Text is drawn as it is
-written, never as a formula; letters beyond ASCII become `?`.
+Ito), and never colour alone. A filled marker is an exact mode, a hollow one a lossy mode, a grey one a peer.
+Text is drawn as it is written, never as a formula; letters beyond ASCII become `?`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def draw_drafts(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
     for place, (i, row) in enumerate(shown):
         mine = by_mode[row.mode]
         kept = [
-            100 * one.num_accepted_draft_tokens / one.num_draft_tokens for one in mine if one.num_draft_tokens
+            100 * (one.num_accepted_draft_tokens or 0) / one.num_draft_tokens
+            for one in mine
+            if one.num_draft_tokens
         ]
         passes = [one.generated_tokens / one.num_rounds for one in mine if one.num_rounds]
         _draw_dots(left, place, kept, _colour(i, row))
@@ -106,7 +108,9 @@ def draw_drafts(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
 
 
 def draw_phases(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | None:
-    """Where the time of a token goes: milliseconds by phase and the rest, one bar a mode. None without results."""
+    """Where the time of a token goes: milliseconds by phase and the rest, one bar a mode. None without results. Peers
+    tell no phases and are left out."""
+    rows = [row for row in rows if not row.peer]
     costs = [_token_ms([one for one in results if one.cell.mode == row.mode]) for row in rows]
     if not any(costs):
         return None
@@ -199,7 +203,7 @@ def _look(i: int, row: ModeRow) -> dict[str, Any]:
     return {
         "fmt": PLAIN_LOOK[1] if row.mode == PLAIN else MARKERS[i % len(MARKERS)],
         "color": colour,
-        "markerfacecolor": colour if row.exact else "white",
+        "markerfacecolor": {"exact": colour, "lossy": "white"}.get(row.promise, "#bbbbbb"),
         "markersize": 7,
         "capsize": 4,
         "elinewidth": 1.6,
@@ -213,7 +217,7 @@ def _arms(estimate: Estimate, scale: float = 1) -> list[list[float]]:
 
 
 def _title(row: ModeRow) -> str:
-    return _plain(f"{row.mode} ({'exact' if row.exact else 'lossy'})")
+    return _plain(f"{row.mode} ({row.promise})")
 
 
 def _plain(text: str) -> str:

@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from semspec.runtime.config import SpecConfig
+from semspec.runtime.judging import Judge
+from semspec.runtime.tokenizer import Tokenizer
 
-__all__ = ["PLAIN", "Cell", "Mode", "Problem", "Result"]
+__all__ = ["PLAIN", "Cell", "Control", "Mode", "Problem", "Result"]
 
 PLAIN = "autoregressive"
 """The mode that speeds and tokens of the others are held against."""
@@ -25,13 +27,34 @@ class Problem:
     answer: str | None = None
 
 
+class Control(Protocol):
+    """What a mode gives its requests to judge drafts by; equal ones judge alike."""
+
+    def prepare(self, tokenizer: Tokenizer) -> Judge:
+        """The judge for texts of this tokenizer."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """A way to decode. exact: its answers follow the target's own law, and are its very tokens where greedy."""
+    """A way to decode. exact: its answers follow the target's own law, and are its very tokens where greedy. spec: None
+    for a peer, another engine with its own numbers of the same weights. control: where the spec's mode is `judged`, by
+    whom."""
 
     name: str
     exact: bool
-    spec: SpecConfig
+    spec: SpecConfig | None
+    control: Control | None = None
+
+    @property
+    def peer(self) -> bool:
+        """Another engine than ours."""
+        return self.spec is None
+
+    @property
+    def lossy(self) -> bool:
+        """Ours, and not exact."""
+        return not self.exact and not self.peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -53,8 +76,9 @@ class Result:
 
     token_ids: the answer's, its end token included. correct: None where the data has no answer. seconds: from
     the chat message to the last token, with nothing remembered of an earlier one. ttft_ms, tpot_ms, phase_ms and
-    the counts are the request's Summary; n_from_draft: generated tokens that the draft wrote. peak_mib: most
-    memory the process had held by then, in MiB, models and all.
+    the counts are the request's Summary; n_from_draft: generated tokens that the draft wrote; n_lossy: those that need
+    not follow the target's law. Counts are None where a peer does not tell. peak_mib: most memory the process that
+    answered had held by then, in MiB, models and all.
     """
 
     cell: Cell
@@ -68,10 +92,11 @@ class Result:
     ttft_ms: float | None
     tpot_ms: float | None
     phase_ms: Mapping[str, float]
-    num_rounds: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    n_from_draft: int
+    num_rounds: int | None
+    num_draft_tokens: int | None
+    num_accepted_draft_tokens: int | None
+    n_from_draft: int | None
+    n_lossy: int = 0
     peak_mib: float
 
     @property
@@ -102,6 +127,10 @@ def _is_text(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
 
 
 def _is_time(value: Any) -> bool:
@@ -136,6 +165,7 @@ def _are_times(value: Any) -> bool:
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "str": _is_text,
     "int": _is_count,
+    "int | None": _is_count_or_none,
     "float": _is_time,
     "float | None": _is_time_or_none,
     "bool | None": _is_flag_or_none,

@@ -1,4 +1,4 @@
-"""report.html and divergences.jsonl: what a person reads of a benchmark.
+"""report.html: what a person reads of a benchmark.
 
 It knows HTML and files; it computes no statistic (summary.py), draws nothing (plots.py) and words no column
 (columns.py). The page is one file that asks for nothing else: no script, no picture or style outside it. What comes
@@ -11,13 +11,12 @@ import base64
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from semspec.calibration.bench.columns import list_notes, select_columns
-from semspec.calibration.bench.divergences import Divergence, find_divergences
+from semspec.calibration.bench.divergences import Divergence
 from semspec.calibration.bench.plots import DPI, draw_accuracy, draw_drafts, draw_phases, draw_speed
 from semspec.calibration.bench.records import PLAIN, Result
 from semspec.calibration.bench.summary import Estimate, ModeRow, Table
@@ -30,20 +29,24 @@ MOST_WORDS = 12  # of a list in the origin
 SHOWN_DPI = DPI / 2
 
 
-def write_report(out: Path, results: Sequence[Result], table: Table, origin: Mapping[str, Any]) -> None:
-    """Write report.html and divergences.jsonl (empty where there is none) into the folder `out`.
+def write_report(
+    out: Path,
+    results: Sequence[Result],
+    table: Table,
+    origin: Mapping[str, Any],
+    divergences: Sequence[Divergence],
+) -> None:
+    """Write report.html into the folder `out`.
 
     results: those the table was made of. origin: what was measured, how and on what machine: JSON values under
-    names of your choice, shown as given. Files of an earlier report are replaced, each at once. Raises
-    ConfigError where matplotlib is missing, before anything is written; OSError where `out` cannot be written.
+    names of your choice, shown as given. divergences: of the results, with their margins. An earlier report is
+    replaced at once. Raises ConfigError where matplotlib is missing, before anything is written; OSError where `out`
+    cannot be written.
     """
-    divergences = find_divergences(results, table)
     page = "\n".join(_page(results, table, origin, divergences)) + "\n"
-    lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in divergences)
-    for name, text in (("divergences.jsonl", lines), ("report.html", page)):
-        unfinished = out / f".{name}.part"
-        unfinished.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-        unfinished.replace(out / name)
+    unfinished = out / ".report.html.part"
+    unfinished.write_bytes(page.encode("utf-8", errors="backslashreplace"))
+    unfinished.replace(out / "report.html")
 
 
 def _page(
@@ -85,12 +88,12 @@ def _machines(origin: Mapping[str, Any]) -> Iterator[str]:
 
 def _finding(table: Table) -> str:
     """The sentence a hurried reader takes away: a mode is faster where its whole interval lies above 1."""
-    rivals = [(row.speed_ratio, row) for row in table.rows if row.speed_ratio is not None]
+    rivals = [(row.speed_ratio, row) for row in table.rows if row.speed_ratio is not None and not row.peer]
     if not rivals:
         return f"No speed-up can be told: that takes {PLAIN} and another mode in one run."
     faster = [rival for rival in rivals if rival[0].low > 1]
     ratio, best = max(faster or rivals, key=lambda rival: rival[0].value)
-    says = f"{best.mode} ({'exact' if best.exact else 'lossy'}), {_times(ratio)}"
+    says = f"{best.mode} ({best.promise}), {_times(ratio)}"
     if ratio.low == ratio.high:
         return f"Measured on too little for an interval; highest: {says}."
     if faster:
@@ -178,14 +181,18 @@ def _divergences(table: Table, divergences: Sequence[Divergence]) -> Iterator[st
         return
     yield (
         f"<p>{len(divergences)} answers are not the tokens of {PLAIN}. On one engine this is a fault to report; "
-        "all are in divergences.jsonl.</p>"
+        "all are in divergences.jsonl. Margin: how much higher the target itself, asked once more, puts the token of "
+        f"{PLAIN} (logits); none where one answer only ends earlier.</p>"
     )
-    heads = ("problem", "mode", "seed", "repeat", "token", f"ids of {PLAIN} around it", "ids of the mode")
+    ids_of = (f"ids of {PLAIN} around it", "ids of the mode")
+    heads = ("problem", "mode", "seed", "repeat", "token", "margin", *ids_of)
     yield "<div class='wide'><table class='words'><thead><tr>" + "".join(f"<th>{head}</th>" for head in heads)
     yield "</tr></thead><tbody>"
     for one in divergences[:MOST_SHOWN]:
         ids = (_marked(one.plain_ids, one.position - one.start), _marked(one.ids, one.position - one.start))
-        cells = [escape(str(cell)) for cell in (one.problem, one.mode, one.seed, one.repeat, one.position)]
+        margin = "-" if one.margin is None else f"{one.margin:.3g}"
+        where = (one.problem, one.mode, one.seed, one.repeat, one.position, margin)
+        cells = [escape(str(cell)) for cell in where]
         yield "<tr>" + "".join(f"<td class='words'>{cell}</td>" for cell in (*cells, *ids)) + "</tr>"
     yield "</tbody></table></div>"
     if len(divergences) > MOST_SHOWN:
@@ -238,9 +245,9 @@ def _meanings(table: Table) -> Iterator[str]:
     yield "</dl>"
     yield (
         "<p class='note'>Medians, means and intervals go by problem: more seeds or repeats of a problem are not more "
-        "problems. Of several modes the best looks a little better than it is. All modes share one set of engines: "
-        "where one of them uses the draft model, engines give up the cores while they wait, which can make "
-        "autoregressive decoding slower than it is alone.</p>"
+        "problems. Of several modes the best looks a little better than it is. Modes that draft with the draft model "
+        "have engines of their own, which give up the cores while they wait; those of all other modes do not, as a "
+        "user would run them. So the target is in memory twice where a run has both.</p>"
     )
 
 

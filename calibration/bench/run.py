@@ -8,18 +8,28 @@ It decides what is measured and in which order; what the numbers amount to is su
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
-from semspec.calibration.bench.answers import check_gold, is_correct
+from semspec.calibration.bench.answering import INSTRUCTION, Answerers, chat_of
+from semspec.calibration.bench.answers import check_gold
 from semspec.calibration.bench.data import fingerprint
-from semspec.calibration.bench.journal import CELLS, RESULTS, Journal, write_once
+from semspec.calibration.bench.divergences import Divergence, find_divergences, measure_margins
+from semspec.calibration.bench.journal import (
+    CELLS,
+    DIVERGENCES,
+    RESULTS,
+    Journal,
+    read_divergences,
+    write_once,
+)
 from semspec.calibration.bench.machine import describe_machine
-from semspec.calibration.bench.modes import parse_modes
+from semspec.calibration.bench.peer_names import check_installed, parse_peer
+from semspec.calibration.bench.peer_notes import note_peers
 from semspec.calibration.bench.records import Cell, Mode, Problem, Result
 from semspec.calibration.bench.settings import FORMAT, Origin, Settings, plan_cells
 from semspec.calibration.bench.summary import Table, summarize
@@ -28,22 +38,24 @@ from semspec.runtime.config import SamplingParams, SpecConfig
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.llm import LLM
 from semspec.runtime.records import Progress
-from semspec.runtime.stats import peak_mib
 
-__all__ = ["INSTRUCTION", "Run", "conclude", "run"]
+__all__ = ["Run", "conclude", "prepare", "run"]
 
-INSTRUCTION = "Think it through step by step. End with the final answer alone inside \\boxed{}."
 WARM_UP_TOKENS = 8
+
+Measure: TypeAlias = "Callable[[Sequence[Divergence]], Iterable[Divergence]]"
+"""Gives divergences their margins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished run. results: in the order of plan_cells."""
+    """A finished run. results: in the order of plan_cells. divergences: sorted by cell, with their margins."""
 
     folder: Path
     origin: Origin
     results: tuple[Result, ...]
     table: Table
+    divergences: tuple[Divergence, ...]
 
 
 def run(
@@ -60,19 +72,20 @@ def run(
     threads: int | None = None,
     on_progress: Progress | None = None,
 ) -> Run:
-    """Measure, or go on measuring, and write results.json.
+    """Measure, or go on measuring, and write divergences.jsonl and results.json.
 
     seeds: answers to a problem, by chance 0, 1, ..; repeats: times each is measured. shard: (i, n), the i-th of n
     equal parts of the problems, i from 1. Every answer starts with empty caches, after a short warm-up of each mode.
-    One set of engines serves all modes: where a mode needs the draft model, waiting engines give up the cores in all.
+    Modes with the draft model share one set of engines and those without it another (answering.py): each as a user
+    would open it, at the price of the target's memory twice where a run has both. Peers are opened beside them.
+    Where an exact mode diverged, the target is opened once more, the same way, for the margins.
     Main thread only, where problems have answers.
 
     Raises ConfigError for settings that do not fit each other, the bundle, or what `out` holds; CalibrationError
     for answers that cannot be read and a damaged `out`; errors of LLM. What was measured before an error stays.
     """
-    _check(problems, sampling, seeds, repeats, shard)
     limits = {"seeds": seeds, "repeats": repeats, "backend": backend, "threads": threads}
-    settings = _settings(bundle, problems, modes, sampling=asdict(sampling), **limits)
+    settings = prepare(bundle, problems, modes, sampling, shard=shard, **limits)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     machines = (describe_machine(),)
     origin = Origin(format=FORMAT, started=now, settings=settings, shard=shard, machines=machines)
@@ -80,19 +93,43 @@ def run(
     with Journal(out, origin) as journal:
         missing = [cell for cell in planned if cell not in journal.results]
         if missing:
-            with LLM(bundle, spec=_widest(modes), backend=backend, threads=threads) as llm:
-                for result in _measure_all(llm, missing, problems, modes, sampling):
+            with Answerers(bundle, backend=backend, threads=threads, on_progress=on_progress) as answerers:
+                for result in _measure_all(answerers, missing, problems, modes, sampling):
                     journal.append(result)
                     if on_progress is not None:
                         on_progress("measuring", len(journal.results), len(planned))
-        return conclude(out, journal.origin, journal.results)
+                note_peers(out, answerers.peers)
+        margins = partial(
+            _measure_margins, bundle, problems, journal.results, backend=backend, threads=threads
+        )
+        return conclude(out, journal.origin, journal.results, margins)
 
 
-def conclude(out: Path, origin: Origin, found: Mapping[Cell, Result]) -> Run:
-    """The table of a whole run, written to results.json: same journal, same bytes.
+def prepare(
+    bundle: Path,
+    problems: Sequence[Problem],
+    modes: Sequence[Mode],
+    sampling: SamplingParams,
+    *,
+    shard: tuple[int, int],
+    **limits: Any,
+) -> Settings:
+    """The settings of a run with these arguments, which fit each other; raises as run, before anything is measured."""
+    _check(problems, sampling, limits["seeds"], limits["repeats"], shard)
+    if limits["backend"] != "cpu" and any(mode.peer for mode in modes):
+        raise ConfigError(
+            f"peers run on the CPU, and --backend is {limits['backend']}: leave one of them out"
+        )
+    return _settings(bundle, problems, modes, sampling=asdict(sampling), **limits)
 
-    Raises CalibrationError when a planned cell is missing, when there is another one, and where results.json says
-    something else.
+
+def conclude(out: Path, origin: Origin, found: Mapping[Cell, Result], measure: Measure) -> Run:
+    """The divergences and the table of a whole run, written to the folder: same journal, same bytes.
+
+    measure: is called where something diverged and divergences.jsonl is not there; once written, its margins stay.
+
+    Raises CalibrationError when a planned cell is missing, when there is another one, and where one of the files
+    says something else; errors of `measure`.
     """
     planned = list(plan_cells(origin.settings, origin.shard))
     if lacking := [cell for cell in planned if cell not in found]:
@@ -102,14 +139,42 @@ def conclude(out: Path, origin: Origin, found: Mapping[Cell, Result]) -> Run:
             f"{out / CELLS} has {strange[0]}, which the run does not plan; remove its line"
         )
     results = tuple(found[cell] for cell in planned)
-    table = summarize(results, parse_modes(origin.settings.modes), greedy=origin.settings.greedy)
+    table = summarize(results, origin.settings.every_mode(), greedy=origin.settings.greedy)
+    divergences = _settle(out, find_divergences(results, table), measure)
     content = {
         "origin": asdict(origin),
         "table": asdict(table),
         "results": [asdict(result) for result in results],
     }
     write_once(out / RESULTS, json.dumps(content, indent=1) + "\n")
-    return Run(folder=out, origin=origin, results=results, table=table)
+    return Run(folder=out, origin=origin, results=results, table=table, divergences=divergences)
+
+
+def _settle(out: Path, found: tuple[Divergence, ...], measure: Measure) -> tuple[Divergence, ...]:
+    """What was found, with the margins of divergences.jsonl, or measured and written there."""
+    path = out / DIVERGENCES
+    if path.exists():
+        settled = read_divergences(path)
+        if tuple(replace(one, margin=None) for one in settled) != found:
+            raise CalibrationError(f"{path} is of another run and is not overwritten; give another --out")
+        return settled
+    settled = tuple(measure(found)) if found else ()
+    write_once(path, "".join(f"{one.to_json()}\n" for one in settled))
+    return settled
+
+
+def _measure_margins(
+    bundle: Path,
+    problems: Sequence[Problem],
+    results: Mapping[Cell, Result],
+    divergences: Sequence[Divergence],
+    **engine: Any,
+) -> Iterator[Divergence]:
+    """Margins under the target as it was opened for the run, but alone."""
+    with LLM(bundle, spec=SpecConfig(mode="autoregressive"), **engine) as llm:
+        asked = [problem for problem in problems if problem.id in {one.problem for one in divergences}]
+        prompts = {problem.id: llm.tokenizer.encode_chat(chat_of(problem)) for problem in asked}
+        yield from measure_margins(llm.target, divergences, results, prompts)
 
 
 def _check(
@@ -145,24 +210,15 @@ def _settings(bundle: Path, problems: Sequence[Problem], modes: Sequence[Mode], 
         models={role: {"name": model.name, **model.precision} for role, model in models.items()},
         problems_sha256=fingerprint(problems),
         problems=tuple(problem.id for problem in problems),
-        modes=tuple(mode.name for mode in modes),
+        modes=tuple(mode.name for mode in modes if not mode.peer),
+        peers=tuple(mode.name for mode in modes if mode.peer),
         instruction=INSTRUCTION,
         **others,
     )
 
 
-def _widest(modes: Sequence[Mode]) -> SpecConfig:
-    """How to open the bundle so that every mode has what it needs, and nothing is opened in vain."""
-    model = [mode.spec for mode in modes if mode.spec.mode != "autoregressive" and mode.spec.draft == "model"]
-    return model[0] if model else SpecConfig(mode="autoregressive")
-
-
-def _messages(problem: Problem) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{problem.question}\n\n{INSTRUCTION}"}]
-
-
 def _measure_all(
-    llm: LLM,
+    answerers: Answerers,
     cells: Sequence[Cell],
     problems: Sequence[Problem],
     modes: Sequence[Mode],
@@ -170,55 +226,15 @@ def _measure_all(
 ) -> Iterator[Result]:
     """Results of the cells, in order, as they are measured; what cannot be asked is said before the first."""
     asked = {problem.id: problem for problem in problems}
-    by_name = {mode.name: mode for mode in modes}
+    wanted = {cell.mode: cell for cell in cells}
+    by_name = {mode.name: mode for mode in modes if mode.name in wanted}
+    check_installed([parse_peer(name) for name, mode in by_name.items() if mode.peer])
     for name in dict.fromkeys(cell.problem for cell in cells):
-        _check_prompt(llm, asked[name])
-    for mode in modes:  # the first passes read weights from the disk and make the engine's buffers
-        llm.chat(
-            _messages(asked[cells[0].problem]), SamplingParams(max_tokens=WARM_UP_TOKENS), spec=mode.spec
-        )
+        answerers.check_prompt(asked[name])
+    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS)
+    # the first passes read weights from the disk and make the engine's buffers
+    for name, mode in by_name.items():
+        answerers.answer(mode, asked[cells[0].problem], wanted[name], warm_up)
     for cell in cells:
         params = replace(sampling, seed=cell.seed)
-        yield _measure(llm, asked[cell.problem], by_name[cell.mode], cell, params)
-
-
-def _check_prompt(llm: LLM, problem: Problem) -> None:
-    n_tokens, most = len(llm.tokenizer.encode_chat(_messages(problem))), llm.target.max_context
-    if n_tokens > most:
-        raise ConfigError(
-            f"problem {problem.id!r} has {n_tokens} tokens and the context holds {most}; leave it out, or export with "
-            f"a larger --max-context"
-        )
-
-
-def _measure(llm: LLM, problem: Problem, mode: Mode, cell: Cell, sampling: SamplingParams) -> Result:
-    """Answer once, with nothing remembered of earlier answers; judged after the clock has stopped."""
-    llm.target.rewind(0)
-    if llm.draft is not None:
-        llm.draft.rewind(0)
-    started = perf_counter()
-    deltas = list(llm.stream_chat(_messages(problem), sampling, spec=mode.spec))
-    seconds = perf_counter() - started
-    stats = deltas[-1].stats
-    text, finish_reason = "".join(delta.text for delta in deltas), str(deltas[-1].finish_reason)
-    correct = None
-    if problem.answer is not None:
-        correct = is_correct(text, problem.answer, whole=finish_reason != "length")
-    return Result(
-        cell=cell,
-        text=text,
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        finish_reason=finish_reason,
-        correct=correct,
-        seconds=seconds,
-        prompt_tokens=stats.prompt_tokens,
-        generated_tokens=stats.generated_tokens,
-        ttft_ms=stats.ttft_ms,
-        tpot_ms=stats.tpot_ms,
-        phase_ms=stats.phase_ms,
-        num_rounds=stats.num_rounds,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-        n_from_draft=sum(delta.n_from_draft for delta in deltas),
-        peak_mib=peak_mib(),
-    )
+        yield answerers.answer(by_name[cell.mode], asked[cell.problem], cell, params)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semspec.calibration.bench.modes import parse_modes
-from semspec.calibration.bench.records import Cell
+from semspec.calibration.bench.peer_names import parse_peers
+from semspec.calibration.bench.records import Cell, Mode
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.typed import read_typed, shown
 
@@ -23,7 +24,8 @@ class Settings:
 
     bundle_sha256: of the manifest, which lists the hash of every other file. models: role -> name and precisions.
     problems: ids, in order; problems_sha256: of all that is asked. seeds: answers to a problem; repeats:
-    measurements of each. sampling: fields of SamplingParams. threads: None for one a core.
+    measurements of each. sampling: fields of SamplingParams. threads: None for one a core. modes are ours, peers are
+    other engines.
     """
 
     bundle_sha256: str
@@ -37,6 +39,11 @@ class Settings:
     instruction: str
     backend: str
     threads: Any
+    peers: tuple[str, ...] = ()
+
+    def every_mode(self) -> list[Mode]:
+        """Our modes, then peers. Raises ConfigError for a name that is neither."""
+        return [*parse_modes(self.modes), *parse_peers(self.peers)]
 
     @property
     def greedy(self) -> bool:
@@ -79,7 +86,7 @@ def plan_cells(settings: Settings, shard: tuple[int, ...] = (1, 1)) -> Iterator[
     The shards of a plan are its cells, each once, in the order of the whole plan: problems are dealt like cards.
     """
     index, count = shard
-    modes = [mode.name for mode in parse_modes(settings.modes)]
+    modes = [mode.name for mode in settings.every_mode()]
     for number, problem in enumerate(settings.problems):
         if number % count != index - 1:
             continue

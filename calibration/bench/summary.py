@@ -6,7 +6,7 @@ more seeds or repeats of it are not more questions. Same results, same table: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,17 +35,18 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeRow:
-    """One mode. Shares and rates are 0..1 and None where there is nothing to divide by.
+    """One mode. Shares and rates are 0..1 and None where there is nothing to divide by, or a peer does not tell.
 
     n: results; n_problems: questions among them. accuracy: mean over problems, None without known answers;
     accuracy_gain: less plain decoding's on the same problems. tokens_per_second: median over problems of a
     problem's median, prompt reading included; seconds: the same of the whole answer. mean_tokens: mean length.
     truncated: answers that max_tokens or the context cut off. acceptance: accepted over drafted tokens.
     tokens_per_pass: generated tokens over target passes after the prompt. draft_share: generated tokens the draft
-    wrote. phase_ms: mean milliseconds of one answer by phase. speed_ratio: median over problems of this mode's
-    tokens/s over plain decoding's on the same problem. What is held against plain decoding is None without it in
-    the run, and for itself. divergences: results whose ids differ from plain decoding's for the same problem,
-    seed and repeat; None where they may: a lossy mode, or sampling.
+    wrote; lossy_share: those that need not follow the target's law, of a lossy mode. phase_ms: mean
+    milliseconds of one answer by phase. speed_ratio: median over problems of this mode's tokens/s over plain
+    decoding's on the same problem. What is held against plain decoding is None without it in the run, and for
+    itself. divergences: results whose ids differ from plain decoding's for the same problem, seed and repeat; None
+    where they may: a lossy mode, a peer, or sampling. peak_mib: most memory of a peer's process.
     """
 
     mode: str
@@ -61,16 +62,24 @@ class ModeRow:
     acceptance: float | None
     tokens_per_pass: float | None
     draft_share: float | None
+    lossy_share: float | None
     phase_ms: Mapping[str, float]
     speed_ratio: Estimate | None
     divergences: int | None
+    peer: bool = False
+    peak_mib: float | None = None
+
+    @property
+    def promise(self) -> str:
+        """`exact`, `lossy`, or `peer`: another engine, which rounds the same weights in its own way."""
+        return "peer" if self.peer else "exact" if self.exact else "lossy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A row for each mode, in the order asked for. greedy: temperature was 0.
 
-    peak_mib: most memory a process of the run held, in MiB, all models of the bundle that any mode needs.
+    peak_mib: most memory our process held, in MiB, all models of the bundle that any mode needs; peers have their own.
     """
 
     rows: tuple[ModeRow, ...]
@@ -83,7 +92,9 @@ def summarize(results: Sequence[Result], modes: Sequence[Mode], *, greedy: bool)
     by_mode = {mode.name: [result for result in results if result.cell.mode == mode.name] for mode in modes}
     plain = by_mode.get(PLAIN, [])
     rows = tuple(_row(mode, by_mode[mode.name], plain, greedy=greedy) for mode in modes)
-    return Table(rows=rows, greedy=greedy, peak_mib=max(result.peak_mib for result in results))
+    peers = {mode.name for mode in modes if mode.peer}
+    ours = [result.peak_mib for result in results if result.cell.mode not in peers]
+    return Table(rows=rows, greedy=greedy, peak_mib=max(ours, default=0.0))
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
@@ -99,8 +110,8 @@ def _row(mode: Mode, results: Sequence[Result], plain: Sequence[Result], *, gree
     held = plain if mode.name != PLAIN else []
     speeds = _by_problem(results, _speed, np.median)
     right = _by_problem(results, _right, np.mean)
-    drafted = sum(result.num_draft_tokens for result in results)
-    accepted = sum(result.num_accepted_draft_tokens for result in results)
+    drafted = _total(result.num_draft_tokens for result in results)
+    accepted = _total(result.num_accepted_draft_tokens for result in results)
     generated = sum(result.generated_tokens for result in results)
     return ModeRow(
         mode=mode.name,
@@ -114,11 +125,14 @@ def _row(mode: Mode, results: Sequence[Result], plain: Sequence[Result], *, gree
         mean_tokens=float(np.mean(list(_by_problem(results, _length, np.mean).values()))),
         truncated=float(np.mean([result.finish_reason == "length" for result in results])),
         acceptance=_share(accepted, drafted),
-        tokens_per_pass=_share(generated, sum(result.num_rounds for result in results)),
-        draft_share=_share(sum(result.n_from_draft for result in results), generated),
+        tokens_per_pass=_share(generated, _total(result.num_rounds for result in results)),
+        draft_share=_share(_total(result.n_from_draft for result in results), generated),
+        lossy_share=_share(sum(result.n_lossy for result in results), generated) if mode.lossy else None,
         phase_ms=_phases(results),
         speed_ratio=_estimate(_paired(np.divide, speeds, _by_problem(held, _speed, np.median)), np.median),
         divergences=_divergences(results, held) if mode.exact and greedy and held else None,
+        peer=mode.peer,
+        peak_mib=max(result.peak_mib for result in results) if mode.peer else None,
     )
 
 
@@ -172,8 +186,15 @@ def _known(estimate: Estimate | None) -> Estimate:
     return estimate
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _total(counts: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    found = list(counts)
+    known = [count for count in found if count is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _phases(results: Sequence[Result]) -> dict[str, float]:

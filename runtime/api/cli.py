@@ -22,6 +22,7 @@ __all__ = ["export_main", "main", "semspec"]
 
 COMMANDS = {
     "bench": "semspec.calibration.cli:bench",
+    "calibrate": "semspec.calibration.cli:calibrate",
     "demo": "semspec.export.cli:demo",
     "export": "semspec.export.cli:export",
     "fetch": "semspec.export.cli:fetch",
@@ -35,6 +36,7 @@ EXTRAS = {
     "math_verify": "bench",
     "matplotlib": "bench",
     "onnx": "export",
+    "ray": "ray",
     "tomli": "export",
 }
 

@@ -29,6 +29,14 @@ def bench_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def short_pair(bench_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same pair with segments of at most 6 tokens."""
+    return tiny_pairs.bound(
+        bench_pair, tmp_path_factory.mktemp("short") / "bundle", min_tokens=2, max_tokens=6
+    )
+
+
+@pytest.fixture(scope="session")
 def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four problems, one of them without a known answer."""
     path = tmp_path_factory.mktemp("data") / "problems.jsonl"

@@ -112,13 +112,13 @@ def test_schemes_default_to_what_measured_best(
     """int4 layers keep head and embedding at 8 bit; an embedding follows its head."""
     described = Schemes.choose(**options).describe()  # type: ignore[arg-type]
     assert (described["layers"], described["head"], described["embedding"]) == expected
-    assert described["quantizer"] == "mse"
+    assert described["quantizer"] == "auto"
 
 
 def test_schemes_that_do_not_exist_are_refused() -> None:
     """Before a checkpoint is opened, let alone downloaded."""
-    with pytest.raises(ConfigError, match="quantizer must be one of rtn, mse, got 'awq'"):
-        Schemes.choose("fp32", quantizer="awq")
+    with pytest.raises(ConfigError, match="quantizer must be auto or one of rtn, mse, awq, gptq, got 'q4_k'"):
+        Schemes.choose("fp32", quantizer="q4_k")
     with pytest.raises(ConfigError, match="precision must be one of"):
         Schemes.choose("int4", head="q8")
 
@@ -130,3 +130,33 @@ def test_a_tied_head_has_one_precision() -> None:
         message = f"head precision int8 block 32 and embedding precision {described} must be equal"
         with pytest.raises(ConfigError, match=message):
             Schemes.choose("int4", head="int8", embedding=embedding).check_tied()
+
+
+def test_auto_is_the_best_that_the_data_allows() -> None:
+    """What was measured best with ranges and without; a choice of the user's stands."""
+    auto = Schemes.choose("int4")
+    assert (auto.informed(True).quantizer, auto.informed(False).quantizer) == ("gptq", "mse")
+    assert Schemes.choose("int8").informed(False).quantizer == "mse"
+    assert Schemes.choose("int4", quantizer="awq").informed(True).quantizer == "awq"
+    assert Schemes.choose("int4", quantizer="rtn").informed(False).quantizer == "rtn"
+
+
+@pytest.mark.parametrize(
+    ("layers", "quantizer", "has_ranges", "message"),
+    [
+        ("int4", "awq", False, "quantizer awq needs the activation ranges .*semspec calibrate --ranges"),
+        ("int4", "mse", True, "--ranges are for int4 layers with awq or gptq, got int4 block 32 with mse"),
+        ("int8", "auto", True, "--ranges are for int4 layers .*got int8 block 32"),
+    ],
+)
+def test_ranges_and_quantizer_must_fit(layers: str, quantizer: str, has_ranges: bool, message: str) -> None:
+    """Neither is silently ignored."""
+    with pytest.raises(ConfigError, match=message):
+        Schemes.choose(layers, quantizer=quantizer).informed(has_ranges)
+
+
+def test_an_embedding_of_its_own_falls_to_mse() -> None:
+    """It reads ids, so there is nothing to be informed of; the manifest says so. A tied one is the head."""
+    schemes = Schemes.choose("int4", head="int4").informed(True)
+    assert schemes.describe(tied=False)["embedding_quantizer"] == "mse"
+    assert "embedding_quantizer" not in schemes.describe(tied=True)

@@ -14,6 +14,8 @@ from onnx import TensorProto, helper
 from semspec.export import quantize
 from semspec.export.quantize import (
     BLOCK_SIZES,
+    INFORMED,
+    MOMENT_SPAN,
     QUANTIZERS,
     Packed,
     Scheme,
@@ -39,6 +41,17 @@ def random_weights(n: int, k: int, seed: int = 0) -> Floats:
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(n, k)) * rng.uniform(0.1, 3, (n, 1)) + rng.normal(size=(n, 1))
     return weights.astype(np.float32)
+
+
+def moments_of(k: int, seed: int = 0) -> Floats:
+    """Second moments of inputs whose channels differ in size and go together, in spans, 0 behind the last."""
+    rng = np.random.default_rng(seed)
+    n_spans = -(-k // MOMENT_SPAN)
+    x = np.zeros((400, n_spans * MOMENT_SPAN))
+    x[:, :k] = rng.normal(size=(400, 8)) @ rng.normal(size=(8, k)) + rng.normal(size=(400, k))
+    x[:, :k] *= rng.lognormal(size=k)
+    spans = x.reshape(400, n_spans, MOMENT_SPAN)
+    return (np.einsum("nsi,nsj->sij", spans, spans) / 400).astype(np.float32)
 
 
 def run_node(
@@ -85,7 +98,7 @@ def test_products_use_the_weights_that_were_meant(
     scheme: Scheme, n: int, k: int, level: str, quantizer: str
 ) -> None:
     """D36: MatMulNBits in fp32 against the unpacked weights; K that is no multiple, odd block counts, one row."""
-    packed = pack(random_weights(n, k), scheme, quantizer)
+    packed = pack(random_weights(n, k), scheme, quantizer, moments_of(k))
     x = np.random.default_rng(1).normal(size=(3, k)).astype(np.float32)
     expected = x @ unpack(packed, scheme.bits)[:, :k].T
     found = run_node(
@@ -166,7 +179,7 @@ def test_embeddings_are_the_same_weights(scheme: Scheme, n: int, k: int, level: 
 def test_every_weight_is_within_half_a_step(scheme: Scheme, quantizer: str) -> None:
     """The definition: w ~ scale * (q - zero). Only the clip search may cut a block's largest, and it must pay."""
     weights = random_weights(40, 257)
-    packed = pack(weights, scheme, quantizer)
+    packed = pack(weights, scheme, quantizer, moments_of(257))
     found = unpack(packed, scheme.bits)
     assert found.shape == (40, -(-257 // scheme.block_size) * scheme.block_size)
     assert not found[:, 257:].any()
@@ -175,7 +188,9 @@ def test_every_weight_is_within_half_a_step(scheme: Scheme, quantizer: str) -> N
     if quantizer == "rtn" or scheme.bits == 8:
         # int4 rounds its zero point too, which moves a block's ends by up to half a step
         assert (error <= (1.001 if scheme.bits == 4 else 0.501) * steps).all()
-    assert error.mean() < 0.3 * steps.mean()
+    assert (
+        error.mean() < (0.6 if quantizer == "gptq" else 0.3) * steps.mean()
+    )  # it takes more of them on purpose
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
@@ -207,7 +222,7 @@ def test_rows_in_pieces_are_the_rows_at_once(scheme: Scheme, monkeypatch: pytest
     if whole.zero_points is not None:
         zero_points = [piece.zero_points for piece in pieces if piece.zero_points is not None]
         assert_array_equal(np.concatenate(zero_points), whole.zero_points)
-    monkeypatch.setattr("semspec.export.quantize.CHUNK_BLOCKS", scheme.block_size)  # a block at a time
+    monkeypatch.setattr("semspec.export.quantize.CHUNK_WEIGHTS", scheme.block_size)  # a block at a time
     assert_array_equal(pack(weights, scheme).data, whole.data)
 
 
@@ -219,7 +234,7 @@ def test_blocks_of_one_value(scheme: Scheme, quantizer: str, value: float) -> No
     weights = np.full((2, 64), value, np.float32)
     weights[1, :] = 0
     with np.errstate(all="raise", under="ignore"):
-        found = unpack(pack(weights, scheme, quantizer), scheme.bits)[:, :64]
+        found = unpack(pack(weights, scheme, quantizer, moments_of(64)), scheme.bits)[:, :64]
     assert_allclose(found, weights, rtol=0.01, atol=1e-37)
 
 
@@ -266,8 +281,33 @@ def test_unknown_schemes_are_refused(text: str, block_size: int, message: str) -
 
 def test_unknown_quantizers_are_refused() -> None:
     """The known are listed."""
-    with pytest.raises(ConfigError, match="quantizer must be one of rtn, mse, got 'gptq'"):
-        pack(random_weights(1, 32), QUANTIZED[0], "gptq")
+    with pytest.raises(ConfigError, match="quantizer must be one of rtn, mse, awq, gptq, got 'q4_k'"):
+        pack(random_weights(1, 32), QUANTIZED[0], "q4_k")
+
+
+@pytest.mark.parametrize("quantizer", INFORMED)
+def test_quantizers_that_lack_their_ranges_are_refused(quantizer: str) -> None:
+    """Never another quantizer in silence."""
+    with pytest.raises(ConfigError, match=f"quantizer {quantizer} needs .*semspec calibrate --ranges"):
+        pack(random_weights(1, 32), QUANTIZED[0], quantizer)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_each_quantizer_adds_less_to_the_output_than_the_one_before(block_size: int) -> None:
+    """What they are for: the mean square of the output's error, by the very moments they were given."""
+    k, chosen = 320, scheme("int4", block_size)
+    weights, spans = random_weights(96, k), moments_of(k)
+
+    def harm(quantizer: str) -> float:
+        error = unpack(pack(weights, chosen, quantizer, spans), 4)[:, :k] - weights
+        padded = np.zeros((96, spans.shape[0] * MOMENT_SPAN))
+        padded[:, :k] = error
+        parts = padded.reshape(96, -1, MOMENT_SPAN)
+        return float(np.einsum("nsi,sij,nsj->", parts, spans.astype(np.float64), parts))
+
+    rtn, mse, awq, gptq = map(harm, ("rtn", "mse", "awq", "gptq"))
+    assert awq < 0.9 * min(rtn, mse)
+    assert gptq < 0.6 * awq
 
 
 @EVERY

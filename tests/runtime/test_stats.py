@@ -120,6 +120,33 @@ def test_histogram_adds_up_to_the_counts(rounds: list[tuple[int, int]]) -> None:
     assert not lengths or lengths[-1] > 0
 
 
+def test_segments_and_lossy_tokens_are_counted_as_by_hand() -> None:
+    """A segment of 20 kept whole, one of 4 thrown away, a token of the target's, a question: by segment half is kept,
+    by tokens 20 of 24; a question is a pass that writes nothing."""
+    ledger = Ledger()
+    empty = ledger.summary()
+    assert (empty.semantic_acceptance_rate, empty.lossy_token_fraction) == (None, None)
+    ledger.add_segment(kept=True)
+    ledger.add_round(drafted=20, accepted=20, emitted=20, lossy=18)
+    ledger.add_segment(kept=False)
+    ledger.add_question()
+    ledger.add_round(drafted=4, accepted=0, emitted=1)
+    ledger.add_round(drafted=0, accepted=0, emitted=1)
+    summary = ledger.summary()
+    assert (summary.num_segments, summary.num_accepted_segments) == (2, 1)
+    assert (summary.semantic_acceptance_rate, summary.draft_acceptance_rate) == (0.5, 20 / 24)
+    assert (summary.num_lossy_tokens, summary.lossy_token_fraction) == (18, 18 / 22)
+    assert (summary.num_rounds, summary.mean_acceptance_length) == (4, 22 / 4)
+
+
+def test_rounds_without_the_target_are_no_passes_of_it() -> None:
+    """A draft model alone has tokens and no target to divide them by."""
+    ledger = Ledger()
+    ledger.add_round(drafted=0, accepted=0, emitted=1, lossy=1, passes=0)
+    summary = ledger.summary()
+    assert (summary.num_rounds, summary.mean_acceptance_length, summary.generated_tokens) == (0, None, 1)
+
+
 def test_note_is_passed_on() -> None:
     """D08: what a drafter has to say reaches the user."""
     ledger = Ledger()

@@ -11,6 +11,7 @@ from bench_results import origin, result
 
 from semspec.calibration.bench.join import join
 from semspec.calibration.bench.journal import CELLS, RESULTS, Journal
+from semspec.calibration.bench.peer_notes import NOTES, read_notes
 from semspec.calibration.bench.run import conclude
 from semspec.calibration.bench.settings import plan_cells
 from semspec.runtime.errors import CalibrationError, ConfigError, SemspecError
@@ -24,7 +25,7 @@ def measured(folder: Path, shard: tuple[int, int], lacking: int = 0, **changes: 
             seconds = 1.0 + ord(cell.problem) % 7 + len(cell.mode) / 9
             journal.append(result(cell.problem, cell.mode, cell.seed, cell.repeat, seconds=seconds))
         if not lacking:
-            conclude(folder, journal.origin, journal.results)
+            conclude(folder, journal.origin, journal.results, tuple)
     return folder
 
 
@@ -32,7 +33,9 @@ def test_joined_shards_are_the_unsplit_run(tmp_path: Path) -> None:
     """Same results, same table, same journal; the origin names each machine. Their order does not matter."""
     whole = measured(tmp_path / "whole", (1, 1))
     shards = [measured(tmp_path / str(index), (index, 2)) for index in (1, 2)]
+    (shards[1] / NOTES).write_text('{"peer": {"version": "1.2"}}', encoding="utf-8")
     joined = join(shards[::-1], tmp_path / "out")
+    assert read_notes(tmp_path / "out") == {"peer": {"version": "1.2"}}
     mine, theirs = (json.loads((folder / RESULTS).read_text()) for folder in (tmp_path / "out", whole))
     assert mine["results"] == theirs["results"] and mine["table"] == theirs["table"]
     assert (tmp_path / "out" / CELLS).read_bytes() == (whole / CELLS).read_bytes()

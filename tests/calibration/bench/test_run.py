@@ -183,7 +183,7 @@ def test_results_hold_table_origin_and_every_answer(bench_pair: Path, tmp_path: 
         ({"repeats": 0}, "at least 1"),
         ({"problems": (ASKED[0], ASKED[0])}, "the same id"),
         ({"backend": "tpu"}, "tpu"),
-        ({"problems": (Problem(id="long", question="x" * 200),)}, r"'long' has \d+ tokens"),
+        ({"problems": (Problem(id="long", question="x" * 300),)}, r"'long' has \d+ tokens"),
         ({"problems": (Problem(id="odd", question="x", answer="{"),)}, "'odd': the answer"),
     ],
 )

@@ -77,6 +77,18 @@ def test_more_repeats_of_a_problem_are_not_more_problems() -> None:
     assert one.accuracy == other.accuracy and one.tokens_per_second == other.tokens_per_second
 
 
+def test_lossy_modes_have_a_share_and_no_divergences() -> None:
+    """Their tokens may be others; how many of them need not be the target's is told."""
+    results = [result(p) for p in "ab"]
+    results += [result(p, "random:0.5", token_ids=(7,), n_lossy=n) for p, n in (("a", 3), ("b", 0))]
+    results += [result(p, "draft-alone", num_rounds=0, n_lossy=4, n_from_draft=4) for p in "ab"]
+    found = rows(results, "autoregressive", "random:0.5", "draft-alone")
+    assert found["autoregressive"].lossy_share is None and found["autoregressive"].promise == "exact"
+    row, alone = found["random:0.5"], found["draft-alone"]
+    assert (row.exact, row.promise, row.divergences, row.lossy_share) == (False, "lossy", None, 3 / 8)
+    assert (alone.tokens_per_pass, alone.lossy_share, alone.draft_share) == (None, 1.0, 1.0)
+
+
 def test_what_is_not_known_is_none() -> None:
     """No answers, no plain decoding, one problem: no invented number."""
     row = rows([result("a", "ngram", correct=None)], "ngram")["ngram"]

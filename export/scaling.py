@@ -1,0 +1,190 @@
+"""Channel scales: what a linear reads is divided by s, its columns are multiplied by s, and nothing else changes.
+
+A channel that carries much gets a larger share of its block's codes. The division costs nothing at run time, for it
+is folded into whatever wrote the channel:
+
+    input norm -> q, k, v        value rows -> attention output        second norm -> gate, up        up rows -> down
+
+Grouped heads share a value row, so their columns share a scale. Source: AWQ, arXiv 2306.00978; the exponents are
+chosen from the ranges alone, layer by layer. Exact but for rounding: the folded fp32 model is the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from semspec.export.packing import Moments
+from semspec.export.quantize import Scheme
+from semspec.export.ranges import Ranges
+from semspec.export.rounding import fit_range
+from semspec.models.decoder import head_linear, layer_linears
+from semspec.models.ops import Linear, Weights
+from semspec.models.spec import ModelSpec
+from semspec.runtime.records import Floats
+
+__all__ = ["FoldedWeights", "Folding", "choose_folding", "folded_moments"]
+
+EXPONENTS = tuple(step / 10 for step in range(11))
+N_SAMPLES = 8  # strips of rows that stand for a matrix
+SAMPLE_ROWS = 64
+SMALLEST = 1e-30  # mean |x| of a channel that was always 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Folding:
+    """inputs: Linear.name -> (E,), the scale of what it reads, positive. columns: tensor name -> what its columns are
+    multiplied by; rows: tensor name -> what its rows (or entries, of a vector) are divided by."""
+
+    inputs: Mapping[str, Floats]
+    columns: Mapping[str, Floats]
+    rows: Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedWeights:
+    """A checkpoint's weights, scaled."""
+
+    weights: Weights
+    folding: Folding
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights.shape(name)
+
+    def read(self, name: str, rows: slice | None = None) -> Floats:
+        values = self.weights.read(name, rows)
+        divisor = self.folding.rows.get(name)
+        if divisor is not None:
+            part = divisor if rows is None else divisor[rows]
+            values = values / (part if values.ndim == 1 else part[:, None])
+        factor = self.folding.columns.get(name)
+        return values if factor is None else values * factor
+
+
+def choose_folding(
+    spec: ModelSpec,
+    weights: Weights,
+    ranges: Ranges,
+    scheme: Scheme,
+    on_linear: Callable[[int, int], None] | None = None,
+) -> Folding:
+    """The scales with which rounding the layers to `scheme` adds least to their outputs.
+
+    Tried for each linear: mean |x| to the powers 0, 0.1 .. 1. The error is that of plain rounding on a sample of rows,
+    each channel weighed by its second moment. on_linear(done, total).
+    """
+    inputs: dict[str, Floats] = {}
+    columns: dict[str, Floats] = {}
+    rows: dict[str, Floats] = {}
+    total = 4 * spec.n_layers
+    for done, linear in enumerate(layer_linears(spec), 1):
+        found = ranges.linears[linear.name]
+        mean_abs, moment = found.mean_abs, found.second_moment
+        grouped = linear.name.endswith("attention_output")
+        if grouped:
+            mean_abs = _over_groups(spec, mean_abs)
+        scale = _best_scale(_sample(weights, linear), mean_abs, moment, scheme.block_size)
+        inputs[linear.name] = scale
+        columns.update(dict.fromkeys(linear.weights, scale))
+        source = _one_head_each(spec, scale) if grouped else scale
+        rows.update(dict.fromkeys(_sources(spec, linear), source))
+        if on_linear is not None:
+            on_linear(done, total)
+    return Folding(inputs=inputs, columns=columns, rows=rows)
+
+
+def folded_moments(spec: ModelSpec, ranges: Ranges, folding: Folding) -> Moments:
+    """Tensor name -> second moments of what its matrix reads after the folding; None for what no linear reads."""
+    readers = {linear.weights[0]: linear.name for linear in (*layer_linears(spec), head_linear(spec))}
+
+    def moments(name: str) -> Floats | None:
+        reader = readers.get(name)
+        if reader is None:
+            return None
+        found = ranges.linears[reader].moments
+        scale = folding.inputs.get(reader)
+        if scale is None:
+            return found
+        inverse = np.zeros(found.shape[0] * found.shape[1], np.float32)
+        inverse[: scale.size] = 1 / scale
+        spans = inverse.reshape(found.shape[:2])
+        scaled: Floats = found * spans[:, :, None] * spans[:, None, :]
+        return scaled
+
+    return moments
+
+
+def _best_scale(sample: Floats, mean_abs: Floats, moment: Floats, block_size: int) -> Floats:
+    """sample: (rows, E)."""
+    size = np.maximum(mean_abs, np.float32(max(1e-6 * float(mean_abs.max()), SMALLEST)))
+    best, least = np.ones_like(size), np.inf
+    for exponent in EXPONENTS:
+        scale: Floats = size ** np.float32(exponent)
+        scale /= np.sqrt(float(scale.max()) * float(scale.min()))
+        error = _rounding_error(
+            sample * scale, np.divide(moment, np.square(scale), dtype=np.float32), block_size
+        )
+        if error < least:
+            best, least = scale, error
+    return best
+
+
+def _rounding_error(weight: Floats, moment: Floats, block_size: int) -> float:
+    """Sum over rows and channels of moment * error^2 under plain rounding."""
+    n_rows, n_columns = weight.shape
+    padding = -n_columns % block_size
+    if padding:
+        weight = np.pad(weight, ((0, 0), (0, padding)))
+    # a block is a column, the blocks of one row side by side
+    blocks = np.ascontiguousarray(weight.reshape(-1, block_size).T)
+    codes, scales, zeros = fit_range(blocks)
+    blocks -= (codes - zeros) * scales
+    square = (
+        np.square(blocks, out=blocks).reshape(block_size, n_rows, -1).sum(axis=1)
+    )  # (block, blocks of a row)
+    return float(np.vdot(square.T.reshape(-1)[:n_columns], moment))
+
+
+def _sample(weights: Weights, linear: Linear) -> Floats:
+    """Rows from all over the linear's matrices: (rows, E)."""
+    return np.concatenate([strip for name in linear.weights for strip in _strips(weights, name)])
+
+
+def _strips(weights: Weights, name: str) -> Iterator[Floats]:
+    n_rows = weights.shape(name)[0]
+    if n_rows <= N_SAMPLES * SAMPLE_ROWS:
+        yield weights.read(name)
+        return
+    for index in range(N_SAMPLES):
+        start = index * (n_rows - SAMPLE_ROWS) // (N_SAMPLES - 1)
+        yield weights.read(name, slice(start, start + SAMPLE_ROWS))
+
+
+def _sources(spec: ModelSpec, linear: Linear) -> tuple[str, ...]:
+    """What writes the channels that this linear reads: a norm's weight, or rows of a matrix and of its bias."""
+    _, index, part = linear.name.split(".")
+    layer = f"model.layers.{index}"
+    if part == "qkv":
+        return (f"{layer}.input_layernorm.weight",)
+    if part == "gate_up":
+        return (f"{layer}.post_attention_layernorm.weight",)
+    if part == "down":
+        module, biased = "mlp.up_proj", spec.mlp_bias
+    else:
+        module, biased = "self_attn.v_proj", spec.qkv_bias
+    kinds = ("weight", "bias") if biased else ("weight",)
+    return tuple(f"{layer}.{module}.{kind}" for kind in kinds)
+
+
+def _over_groups(spec: ModelSpec, values: Floats) -> Floats:
+    """(heads * D) -> the same, averaged over the heads that share a value head."""
+    grouped = values.reshape(spec.n_kv_heads, -1, spec.head_size)
+    mean = np.broadcast_to(grouped.mean(axis=1, keepdims=True), grouped.shape)
+    return np.ascontiguousarray(mean).reshape(-1)
+
+
+def _one_head_each(spec: ModelSpec, values: Floats) -> Floats:
+    """(heads * D) -> (kv heads * D), of values that are the same within a group."""
+    return np.ascontiguousarray(values.reshape(spec.n_kv_heads, -1, spec.head_size)[:, 0]).reshape(-1)

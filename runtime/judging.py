@@ -1,0 +1,136 @@
+"""Judges: rules from outside that say how much of a draft is kept, and whose turn it is where they judge segments.
+
+The extension point of mode `judged`, as processors are that of sampling. It knows what a judge must be and what it
+may say; it knows no judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from semspec.runtime.errors import ConfigError
+from semspec.runtime.records import Verdict
+from semspec.runtime.review import Review
+from semspec.runtime.segments import Segment, Segmenter
+
+__all__ = ["Judge", "Judging", "Turns", "check_judge", "decision_rng", "pass_judgement"]
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Says how much of a draft is kept. One judge may serve many requests, one after the other."""
+
+    @property
+    def name(self) -> str:
+        """What steps call it."""
+        ...
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the tokens it keeps need not follow the target's own law."""
+        ...
+
+    @property
+    def segments(self) -> bool:
+        """True: drafts are segments, the target writes the first one. False: drafts are a number of tokens."""
+        ...
+
+    def judge(self, review: Review, rng: np.random.Generator) -> Verdict:
+        """Its word on one draft of at least one token.
+
+        rng: its own numbers, the same for the same seed and prompt whatever tokens were drawn in between, so that
+        two rules meet the same chances. Tokens drawn from laws of `review.p` may use it too.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """A judge at work on one request."""
+
+    judge: Judge
+    segmenter: Segmenter
+    rng: np.random.Generator
+
+
+class Turns:
+    """Who writes next. The target: all of it without a drafter, its first segment where segments are judged, a
+    segment that the judge leaves to it, and one where the drafter has nothing to say."""
+
+    def __init__(self, judging: Judging | None) -> None:
+        self._judging = judging
+        self._own: Segment | None = None
+        if judging is not None and judging.judge.segments:
+            self._own = judging.segmenter.begin()
+
+    @property
+    def target_writes(self) -> bool:
+        """Nothing is to be drafted now."""
+        return self._own is not None
+
+    def take(self, ids: Sequence[int], *, drafted: bool, target_writes: bool) -> None:
+        """A round committed `ids`. drafted: there was a draft; target_writes: its verdict gives the target the word."""
+        if self._judging is None:
+            return
+        if self._own is None and (target_writes or (self._judging.judge.segments and not drafted)):
+            self._own = self._judging.segmenter.begin()
+        if self._own is not None and any(self._own.push(token) for token in ids):
+            self._own = None
+
+
+def pass_judgement(judging: Judging, review: Review) -> Verdict:
+    """The judge's verdict, checked. Raises ConfigError, by its name, for one that cannot be carried out."""
+    name, verdict, n = judging.judge.name, judging.judge.judge(review, judging.rng), len(review.ids)
+    if not 0 <= verdict.keep <= n:
+        raise ConfigError(
+            f"judge {name!r} keeps {verdict.keep} of {n} drafted tokens; keep must be in 0..{n}"
+        )
+    if not 0 <= verdict.n_exact <= verdict.keep:
+        raise ConfigError(
+            f"judge {name!r} calls {verdict.n_exact} of {verdict.keep} kept tokens exact; n_exact must be in "
+            f"0..{verdict.keep}"
+        )
+    n_ids = review.logits.shape[1]
+    if verdict.extra is not None and not 0 <= verdict.extra < n_ids:
+        raise ConfigError(f"judge {name!r} adds id {verdict.extra}; ids are 0..{n_ids - 1}")
+    if verdict.keep == 0 and verdict.extra is None and not verdict.target_writes:
+        raise ConfigError(
+            f"judge {name!r} keeps nothing and adds nothing, so the text would not grow; give an extra token or "
+            f"target_writes=True"
+        )
+    return verdict
+
+
+def check_judge(judge: object, mode: str) -> None:
+    """Refuse a judge that is none, or that mode `mode` has no use for, and that mode `judged` without one.
+
+    Raises ConfigError.
+    """
+    if judge is None:
+        if mode == "judged":
+            raise ConfigError("mode 'judged' needs a judge: give judge=..., or use mode 'lossless'")
+        return
+    if mode != "judged":
+        raise ConfigError(
+            f"mode {mode!r} asks no judge; use SpecConfig(mode='judged'), or leave the judge out"
+        )
+    missing = [name for name in ("name", "lossy", "segments") if not hasattr(judge, name)]
+    missing += [] if callable(getattr(judge, "judge", None)) else ["judge(review, rng)"]
+    if missing:
+        raise ConfigError(
+            f"judge {type(judge).__name__} has no {missing[0]}; it needs name, lossy, segments and "
+            f"judge(review, rng)"
+        )
+
+
+def decision_rng(seed: int | None, prompt: Sequence[int]) -> np.random.Generator:
+    """A judge's numbers: others for every prompt, or the first decisions of all answers would fall the same way."""
+    if seed is None:
+        return np.random.default_rng()
+    text = sha256(np.asarray(prompt, np.int64).tobytes()).digest()
+    return np.random.default_rng([seed, *np.frombuffer(text, np.uint32)])
