@@ -164,7 +164,8 @@ class SpecConfig:
 
     mode: str = "lossless"
     """`lossless`: drafts are judged by the exact rule. `autoregressive`: the target alone. `judged`: by the judge given
-    with the request. `draft-alone`: the draft model answers by itself, without the target."""
+    with the request. `draft-alone`: the draft model answers by itself, without the target; log-probabilities are its
+    own then."""
 
     draft: str = "auto"
     """Who drafts: `model`, the bundle's draft; `ngram`, what followed the same words earlier in the text; `auto`,

@@ -46,7 +46,7 @@ from semspec.runtime.tokenizer import Tokenizer
 RECIPES = {"SmolLM2-135M": "smollm2-135m", "Coder-0.5B": "qwen2.5-coder-0.5b", "Coder-1.5B": "qwen2.5-coder"}
 PEERS = ("genai", "llama")
 VARIANTS = ("default", "gptq/64")
-PROMPT = "Explain, step by step, how to add two fractions with different denominators."
+PROMPT = "Explain in ten sentences, step by step, how to add two fractions with different denominators."
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.6, top_p=0.95, seed=0)
 TEXT_TOKENS = 512
@@ -83,7 +83,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="rounds of 64 tokens")
     parser.add_argument("--models", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), help="such as gptq/64")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=list(VARIANTS),
+        help="such as gptq/64, or gptq/128,int4/64 with the head's",
+    )
     parser.add_argument("--work", type=Path, help="keep bundles, ranges and peers' exports here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +119,8 @@ def measure(name: str, work: Path, options: argparse.Namespace) -> list[Row]:
             except ConfigError as error:
                 print(f"{peer} is left out: {error}", file=sys.stderr)
         quality = {engine: closeness(truth, logits_of(one, ids)) for engine, one in engines.items()}
-        prompt = Tokenizer.open(Bundle.open(first).tokenizer).encode(PROMPT)
+        chat = [{"role": "user", "content": PROMPT}]
+        prompt = Tokenizer.open(Bundle.open(first).tokenizer).encode_chat(chat)
         speeds = take_turns(engines, prompt, options.repeats)
         outside = {
             engine: (share_outside(one, prompt, GREEDY), share_outside(one, prompt, SAMPLED))
@@ -152,11 +158,14 @@ def export(name: str, variant: str, work: Path) -> dict[str, Any]:
     )
     if not note.exists():
         semspec("fetch", RECIPES[name])
-        quantizer, _, block = variant.partition("/")
+        layers, _, head = variant.partition(",")
+        quantizer, _, block = layers.partition("/")
         arguments = ["--target", RECIPES[name], "--out", str(out), "--json", "--force"]
         ranges_s = None
         if quantizer != "default":
             arguments += ["--block-size", block, "--quantizer", quantizer]
+        if head:
+            arguments += ["--head-precision", head]
         if quantizer in INFORMED:
             path = work / f"{name}.ranges"
             started = time.perf_counter()
@@ -248,7 +257,7 @@ def speed_of(engine: LLM | Peer, prompt: list[int]) -> float:
     if isinstance(engine, Peer):
         answer = engine.generate(prompt, GREEDY)
         engine.forget()
-        assert answer.ttft_s is not None
+        assert answer.ttft_s is not None and len(answer.token_ids) == GREEDY.max_tokens
         return (len(answer.token_ids) - 1) / (answer.seconds - answer.ttft_s)
     engine.target.rewind(0)
     tpot_ms = engine.generate(prompt, GREEDY).stats.tpot_ms
