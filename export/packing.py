@@ -41,7 +41,7 @@ class Schemes:
     layers: Scheme
     head: Scheme
     embedding: Scheme
-    quantizer: str = "auto"
+    quantizer: str = "mse"
 
     @classmethod
     def choose(
@@ -51,13 +51,13 @@ class Schemes:
         head: str | None = None,
         embedding: str | None = None,
         block_size: int = 32,
-        quantizer: str = "auto",
+        quantizer: str = "mse",
     ) -> Schemes:
         """Schemes by name, with a block size of their own behind a slash if wanted (`int4/64`).
 
         Under int4 layers, head and embedding default to int8, otherwise to the layers' own name. block_size is
         for the layers; the others default to blocks of 32, where a lone row of logits costs no second one.
-        Raises ConfigError for unknown names.
+        quantizer: one of QUANTIZERS, or `auto` until informed() decides. Raises ConfigError for unknown names.
         """
         name = layers.partition("/")[0]
         outer = "int8" if name == "int4" else name

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from semspec.calibration.bench.wire import last_line
+from semspec.calibration.bench.workers.build import PEAK
 from semspec.export.cache import require_space
 from semspec.export.checkpoint import Checkpoint, expected_tensors, open_checkpoint
 from semspec.export.recipes import WheelsSource, load_recipe, recipe_names
@@ -218,22 +219,18 @@ def _build(source: Path, out: Path) -> tuple[float, float]:
     log_path = out / "builder.log"
     started = time.perf_counter()
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=out, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        done = subprocess.run(
+            command, cwd=out, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         )
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-    process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - started
-    if process.returncode != 0:
+    if done.returncode != 0:
         words = last_line(log_path.read_bytes())
-        raise BackendError(f"genai's builder ended with status {process.returncode}; it last said: {words}")
+        raise BackendError(f"genai's builder ended with status {done.returncode}; it last said: {words}")
     shutil.rmtree(out / "scratch", ignore_errors=True)
-    return seconds, usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    peak = out / PEAK
+    peak_mib = float(peak.read_text(encoding="ascii"))
+    peak.unlink()
+    return seconds, peak_mib
 
 
 def quiet_environment() -> Mapping[str, str]:

@@ -88,7 +88,10 @@ def _machines(origin: Mapping[str, Any]) -> Iterator[str]:
 
 def _finding(table: Table) -> str:
     """The sentence a hurried reader takes away: a mode is faster where its whole interval lies above 1."""
-    rivals = [(row.speed_ratio, row) for row in table.rows if row.speed_ratio is not None and not row.peer]
+    everyone = [(row.speed_ratio, row) for row in table.rows if row.speed_ratio is not None and not row.peer]
+    exact = [rival for rival in everyone if rival[1].exact]  # a lossy mode can be as fast as it likes
+    rivals = exact or everyone
+    kind = "exact modes" if len(rivals) < len(everyone) else "modes"
     if not rivals:
         return f"No speed-up can be told: that takes {PLAIN} and another mode in one run."
     faster = [rival for rival in rivals if rival[0].low > 1]
@@ -97,7 +100,7 @@ def _finding(table: Table) -> str:
     if ratio.low == ratio.high:
         return f"Measured on too little for an interval; highest: {says}."
     if faster:
-        return f"{len(faster)} of {len(rivals)} modes faster than {PLAIN}; fastest: {says}."
+        return f"{len(faster)} of {len(rivals)} {kind} faster than {PLAIN}; fastest: {says}."
     if all(other.high < 1 for other, _ in rivals):
         return f"No mode faster than {PLAIN}; least slow: {says}."
     return f"No mode shown to be faster than {PLAIN}, for no interval lies above 1; highest: {says}."

@@ -15,7 +15,7 @@ from semspec.runtime.typed import read_typed, shown
 
 __all__ = ["FORMAT", "Origin", "Settings", "check_same", "plan_cells"]
 
-FORMAT = 1
+FORMAT = 2  # 1 knew no lossy tokens and no peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

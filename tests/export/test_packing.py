@@ -112,7 +112,7 @@ def test_schemes_default_to_what_measured_best(
     """int4 layers keep head and embedding at 8 bit; an embedding follows its head."""
     described = Schemes.choose(**options).describe()  # type: ignore[arg-type]
     assert (described["layers"], described["head"], described["embedding"]) == expected
-    assert described["quantizer"] == "auto"
+    assert described["quantizer"] == "mse"
 
 
 def test_schemes_that_do_not_exist_are_refused() -> None:
@@ -134,9 +134,9 @@ def test_a_tied_head_has_one_precision() -> None:
 
 def test_auto_is_the_best_that_the_data_allows() -> None:
     """What was measured best with ranges and without; a choice of the user's stands."""
-    auto = Schemes.choose("int4")
+    auto = Schemes.choose("int4", quantizer="auto")
     assert (auto.informed(True).quantizer, auto.informed(False).quantizer) == ("gptq", "mse")
-    assert Schemes.choose("int8").informed(False).quantizer == "mse"
+    assert Schemes.choose("int8", quantizer="auto").informed(False).quantizer == "mse"
     assert Schemes.choose("int4", quantizer="awq").informed(True).quantizer == "awq"
     assert Schemes.choose("int4", quantizer="rtn").informed(False).quantizer == "rtn"
 
@@ -157,6 +157,6 @@ def test_ranges_and_quantizer_must_fit(layers: str, quantizer: str, has_ranges: 
 
 def test_an_embedding_of_its_own_falls_to_mse() -> None:
     """It reads ids, so there is nothing to be informed of; the manifest says so. A tied one is the head."""
-    schemes = Schemes.choose("int4", head="int4").informed(True)
+    schemes = Schemes.choose("int4", head="int4", quantizer="auto").informed(True)
     assert schemes.describe(tied=False)["embedding_quantizer"] == "mse"
     assert "embedding_quantizer" not in schemes.describe(tied=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -186,3 +188,11 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     before = peak_mib()
     held = bytearray(b"x") * (256 << 20)
     assert peak_mib() >= before and peak_mib() > len(held) >> 20
+
+
+def test_peak_memory_is_not_that_of_the_process_that_started_this_one() -> None:
+    """The system's own count begins where the parent was: a small worker of a large run would look as large."""
+    held = bytearray(b"x" * (300 << 20))
+    code = "from semspec.runtime.stats import peak_mib; print(peak_mib())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < len(held) >> 20

@@ -155,6 +155,20 @@ def test_first_sentence_claims_no_more_than_the_interval(
     assert says in written(tmp_path, *measured(seconds))
 
 
+def test_first_sentence_is_of_exact_modes_where_there_are_any(tmp_path: Path) -> None:
+    """A mode that may answer anything is as fast as it likes."""
+    problems = [str(number) for number in range(9)]
+    modes = [*parse_modes([PLAIN, "ngram"]), LOSSY]
+    speeds = {PLAIN: 0.4, "ngram": 0.2, LOSSY.name: 0.01}
+    results = [
+        result(one, mode.name, seconds=speeds[mode.name] * (1 + 0.01 * int(one) * (mode.name != PLAIN)))
+        for one in problems
+        for mode in modes
+    ]
+    says = "1 of 1 exact modes faster than autoregressive; fastest: ngram (exact), 1.9"
+    assert says in written(tmp_path, results, summarize(results, modes, greedy=True))
+
+
 def test_page_tells_machine_origin_and_size(tmp_path: Path) -> None:
     """A speed without its machine, versions and number of problems is no measurement."""
     page = Page(written(tmp_path, *measured([0.2, 0.3]))).text
