@@ -99,7 +99,8 @@ def run(
 
     Peers get the weights that the bundle was exported from, the same prompts and limits: genai, genai-draft,
     genai-ngram, llama, llama-lookup, transformers, transformers-assisted. What a peer needs is installed by the user;
-    what it reads is made once and kept in the cache.
+    what it reads is made once and kept in the cache. Each is a process of its own that keeps its models in memory
+    until the end.
 
     Interrupted, the same command goes on where it stopped. Written to --out: run.json, cells.jsonl, results.json,
     divergences.jsonl, report.html; with --ray also shards/, a folder for each part.

@@ -7,8 +7,8 @@
         peer.peak_mib, peer.versions, peer.made
 
 Where a peer cannot do the very same: llama cuts by top_k and top_p before it divides by the temperature; transformers
-rounds the weights to bfloat16 where that is faster here; all draw other random numbers than we do, and give ids that
-the tokenizer lacks a chance.
+rounds the weights to bfloat16 where the processor multiplies that, which is faster; all draw other random numbers than
+we do, and give ids that the tokenizer lacks a chance.
 
 It knows what each reads and how it is asked. It imports none of their libraries: what they do happens behind
 wire.py, in workers/.
