@@ -20,7 +20,6 @@ from semspec.export.checkpoint import Checkpoint, expected_tensors, open_checkpo
 from semspec.export.dialects.ort import build_ort_graph, check_model
 from semspec.export.packing import Moments, PackedWeights, Schemes, no_moments
 from semspec.export.pairing import write_tokenizers
-from semspec.export.quantize import INFORMED
 from semspec.export.ranges import Ranges, match_ranges
 from semspec.export.scaling import FoldedWeights, choose_folding, folded_moments
 from semspec.export.staging import require_space, staged
@@ -240,17 +239,15 @@ def _export_model(
     config = {**plan.checkpoint.config, "tie_word_embeddings": plan.spec.tied}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     copy_licence(plan.checkpoint.path, folder)
-    counted: Weights = _Counted(plan.weights, plan.spec, f"{role}: weights", on_progress)
+    weights: Weights = _Counted(plan.weights, plan.spec, f"{role}: weights", on_progress)
     moments: Moments = no_moments
-    if plan.ranges is not None and plan.schemes.quantizer in INFORMED:
-        scheme = plan.schemes.layers
-        folding = choose_folding(
-            plan.spec, plan.weights, plan.ranges, scheme, _staged(f"{role}: scales", on_progress)
-        )
-        counted, moments = FoldedWeights(counted, folding), folded_moments(plan.spec, plan.ranges, folding)
+    if plan.ranges is not None:
+        on_linear = _staged(f"{role}: scales", on_progress)
+        folding = choose_folding(plan.spec, plan.weights, plan.ranges, plan.schemes.layers, on_linear)
+        weights, moments = FoldedWeights(weights, folding), folded_moments(plan.spec, plan.ranges, folding)
     with WeightFile(onnx_folder / "weights.data") as file:
         dtypes = tuple(ACTIVATIONS[graph] for graph in settings.graphs)
-        packed = PackedWeights(counted, file, plan.schemes.quantizer, dtypes, moments)
+        packed = PackedWeights(weights, file, plan.schemes.quantizer, dtypes, moments)
         for name, graph in plan.graphs.items():
             builder = build_ort_graph(plan.spec, graph, plan.schemes, packed)
             builder.save(
