@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from semspec.runtime.records import Floats
 
-__all__ = ["STORAGES", "Storage"]
+__all__ = ["STORAGES", "Bytes", "Storage"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,13 +37,19 @@ Bytes = npt.NDArray[np.uint8]
 class Storage:
     """One way of storing numbers.
 
-    n_values numbers take n_bytes bytes; decode(blocks (n, n_bytes), out (n, n_values)) writes fp32 to `out`.
+    n_values numbers take n_bytes bytes; decode(blocks (n, n_bytes), out (n, n_values)) writes fp32 to `out`. grid_bits:
+    the numbers of a block are whole multiples of one step, |d|, that span no more than 2^grid_bits; None: they are not.
     """
 
     name: str
     n_values: int
     n_bytes: int
     decode: Callable[[Bytes, Floats], None]
+    grid_bits: int | None = None
+
+    def steps(self, blocks: Bytes, out: Floats) -> None:
+        """Write the step of each block, at least 0, to `out` (n, 1); only where there are grid_bits."""
+        out[...] = np.abs(_half(blocks, 0))
 
     def row_bytes(self, n_columns: int) -> int:
         """Bytes of one row; n_columns must be a multiple of n_values."""
@@ -173,11 +179,11 @@ STORAGES: Mapping[str, Storage] = {
         Storage(name="F32", n_values=1, n_bytes=4, decode=_f32),
         Storage(name="F16", n_values=1, n_bytes=2, decode=_f16),
         Storage(name="BF16", n_values=1, n_bytes=2, decode=_bf16),
-        Storage(name="Q4_0", n_values=32, n_bytes=18, decode=_q4_0),
+        Storage(name="Q4_0", n_values=32, n_bytes=18, decode=_q4_0, grid_bits=4),
         Storage(name="Q4_1", n_values=32, n_bytes=20, decode=_q4_1),
-        Storage(name="Q5_0", n_values=32, n_bytes=22, decode=_q5_0),
+        Storage(name="Q5_0", n_values=32, n_bytes=22, decode=_q5_0, grid_bits=5),
         Storage(name="Q5_1", n_values=32, n_bytes=24, decode=_q5_1),
-        Storage(name="Q8_0", n_values=32, n_bytes=34, decode=_q8_0),
+        Storage(name="Q8_0", n_values=32, n_bytes=34, decode=_q8_0, grid_bits=8),
         Storage(name="Q4_K", n_values=256, n_bytes=144, decode=_q4_k),
         Storage(name="Q5_K", n_values=256, n_bytes=176, decode=_q5_k),
         Storage(name="Q6_K", n_values=256, n_bytes=210, decode=_q6_k),

@@ -62,6 +62,12 @@ class Checkpoint(Weights, Protocol):
         Holds nothing after it returns. Raises SourceError: the file changed, a value is NaN or infinite.
         """
 
+    def steps(self, name: str, bits: int, rows: slice | None = None) -> Floats | None:
+        """What the rows' numbers are whole multiples of, by blocks of 32, (n, columns / 32); at most 2^bits of them.
+
+        None where the file does not say so: GGUF's Q8_0, Q5_0 and Q4_0 do. Raises as read.
+        """
+
     def sha256(self) -> str:
         """Of the weights file; of several: of their own digests, a line each, in order of file name."""
 
@@ -76,6 +82,7 @@ class _Container(Protocol):
     @property
     def paths(self) -> tuple[Path, ...]: ...
     def read(self, name: str, spec: ModelSpec, rows: Rows) -> Floats: ...
+    def steps(self, name: str, spec: ModelSpec, bits: int, rows: Rows) -> Floats | None: ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -145,6 +152,9 @@ class _Opened:
             raise KeyError(name)
         return self.weights.read(name, self.spec, rows)
 
+    def steps(self, name: str, bits: int, rows: slice | None = None) -> Floats | None:
+        return self.weights.steps(name, self.spec, bits, rows)
+
     def sha256(self) -> str:
         if not self.digest:
             self.digest.append(_sha256(self.weights.paths))
@@ -159,6 +169,9 @@ class _SafetensorsWeights:
 
     def read(self, name: str, spec: ModelSpec, rows: Rows) -> Floats:
         return read_rows(self.tensors[name], rows)
+
+    def steps(self, name: str, spec: ModelSpec, bits: int, rows: Rows) -> Floats | None:
+        return None
 
 
 def _open_weights(path: Path) -> _Container:

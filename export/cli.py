@@ -13,7 +13,8 @@ import click
 
 if TYPE_CHECKING:
     from semspec.export.packing import Schemes
-    from semspec.export.pipeline import ExportReport, ExportSettings, ModelRequest
+    from semspec.export.pipeline import ExportReport
+    from semspec.export.plan import ExportSettings, ModelRequest
     from semspec.export.sources import Source
     from semspec.runtime.config import SpecConfig
     from semspec.runtime.records import Progress
@@ -49,6 +50,12 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option("--embedding-precision", help="Of the embedding.  [default: as the head]")
 @click.option(
     "--block-size", type=int, help="Weights a scale in layers; elsewhere write int8/64.  [default: 32]"
+)
+@click.option(
+    "--bits-per-weight",
+    type=float,
+    help="Mean over layers and head: 4 or 8 for each linear, by measured harm; needs --ranges.  "
+    "[default: 4.8 with --ranges and no other precision]",
 )
 @click.option(
     "--quantizer",
@@ -107,7 +114,7 @@ def _plan(options: dict[str, Any]) -> tuple[list[Source], ExportSettings]:
     """The sources of the target and, where there is one, of the draft; and the settings."""
     from dataclasses import replace
 
-    from semspec.export.pipeline import ExportSettings
+    from semspec.export.plan import ExportSettings
     from semspec.export.recipes import load_recipe
     from semspec.export.sources import parse_source
     from semspec.runtime.errors import ConfigError
@@ -149,7 +156,8 @@ def _schemes(source: Source, options: dict[str, Any], role: str) -> Schemes:
     precision = options["precision"]
     if role == "draft":
         precision = options["draft_precision"] or precision
-    known = source.precision if isinstance(source, RecipeModel) and precision is None else None
+    chosen = precision is not None or options["bits_per_weight"] is not None
+    known = source.precision if isinstance(source, RecipeModel) and not chosen else None
     head = options["head_precision"] or (known.head if known else None)
     return Schemes.choose(
         precision or (known.layers if known else "int4"),
@@ -159,12 +167,13 @@ def _schemes(source: Source, options: dict[str, Any], role: str) -> Schemes:
         or (known.embedding if known else None),
         block_size=options["block_size"] or (known.block_size if known else 32),
         quantizer=options["quantizer"],
+        bits_per_weight=options["bits_per_weight"],
     )
 
 
 def _fetched(source: Source, schemes: Schemes, prefer: str | None, on_progress: Progress) -> ModelRequest:
     """Bring one source onto this machine."""
-    from semspec.export.pipeline import ModelRequest
+    from semspec.export.plan import ModelRequest
     from semspec.export.recipes import RecipeModel
     from semspec.export.sources import choose_source
     from semspec.export.sources import fetch as fetch_source

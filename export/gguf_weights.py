@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from semspec.export.gguf import GgufFile, read_header, read_tensor
-from semspec.export.rows import Rows, StoredTensor, quoted, read_rows
+from semspec.export.rows import Rows, StoredTensor, quoted, read_rows, read_steps
 from semspec.models.families import FAMILIES, Family
 from semspec.models.spec import ModelSpec
 from semspec.runtime.errors import SourceError
@@ -90,16 +90,23 @@ class GgufWeights:
 
     def read(self, name: str, spec: ModelSpec, rows: Rows) -> Floats:
         """Rows of a tensor in transformers' row order."""
-        tensor = self.tensors[name]
+        return read_rows(self.tensors[name], self._in_file(name, spec, rows))
+
+    def steps(self, name: str, spec: ModelSpec, bits: int, rows: Rows) -> Floats | None:
+        """See rows.read_steps."""
+        return read_steps(self.tensors[name], bits, self._in_file(name, spec, rows))
+
+    def _in_file(self, name: str, spec: ModelSpec, rows: Rows) -> Rows:
+        """Where the file has these rows."""
         n_heads = 0
         if self.family.permuted and ".self_attn.q_proj." in name:
             n_heads = spec.n_heads
         elif self.family.permuted and ".self_attn.k_proj." in name:
             n_heads = spec.n_kv_heads
         if not n_heads:
-            return read_rows(tensor, rows)
+            return rows
         order = _file_rows(n_heads, spec.head_size)
-        return read_rows(tensor, order if rows is None else order[rows])
+        return order if rows is None else order[rows]
 
 
 def open_gguf_weights(path: Path) -> GgufWeights:

@@ -5,43 +5,63 @@ Which class of weights gets which scheme is decided here (Schemes); how a scheme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from semspec.export.quantize import INFORMED, QUANTIZERS, Packed, Scheme, pack, scheme
+from semspec.export.tally import Rounding
 from semspec.export.writer import Stored, WeightFile
-from semspec.models.ops import Weights
+from semspec.models.ops import Linear, Weights
 from semspec.models.reference import row_blocks
 from semspec.runtime.errors import ConfigError, SourceError
 from semspec.runtime.records import Array, Floats
 
-__all__ = ["Moments", "PackedWeights", "Schemes", "StoredMatrix", "no_moments"]
+__all__ = [
+    "INFORMED_BITS",
+    "Moments",
+    "PackedWeights",
+    "Schemes",
+    "Steps",
+    "StoredMatrix",
+    "no_moments",
+    "no_steps",
+]
 
 AUTO = "auto"
+INFORMED_BITS = 4.8  # a weight, or as few as there can be, where ranges are given and no more is said
 BLOCK_BYTES = 32 << 20  # of fp32 weights being packed at once
 
 Moments: TypeAlias = Callable[[str], "Floats | None"]
+Steps: TypeAlias = Callable[[str, int, slice], "Floats | None"]
 
 
 def no_moments(name: str) -> None:
     """No ranges were measured."""
 
 
+def no_steps(name: str, bits: int, rows: slice) -> None:
+    """The checkpoint's numbers are on no grid."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemes:
     """Schemes of the three classes of weights, and the quantizer that fills them.
 
-    An embedding of its own reads ids, not channels, so an informed quantizer has nothing to know of it: it falls to
-    `mse`, and describe() says so.
+    bits_per_weight: the mean over layers and head to spend; budget.py turns it into `finer`: Linear.name -> scheme,
+    where it is not `layers`, the most frequent one. An embedding of its own reads ids, not channels, so an informed
+    quantizer has nothing to know of it: it falls to `mse`, and describe() says so.
     """
 
     layers: Scheme
     head: Scheme
     embedding: Scheme
     quantizer: str = "mse"
+    bits_per_weight: float | None = None
+    finer: Mapping[str, Scheme] = field(default_factory=dict)
 
     @classmethod
     def choose(
@@ -52,14 +72,21 @@ class Schemes:
         embedding: str | None = None,
         block_size: int = 32,
         quantizer: str = "mse",
+        bits_per_weight: float | None = None,
     ) -> Schemes:
         """Schemes by name, with a block size of their own behind a slash if wanted (`int4/64`).
 
         Under int4 layers, head and embedding default to int8, otherwise to the layers' own name. block_size is
         for the layers; the others default to blocks of 32, where a lone row of logits costs no second one.
-        quantizer: one of QUANTIZERS, or `auto` until informed() decides. Raises ConfigError for unknown names.
+        quantizer: one of QUANTIZERS, or `auto` until informed() decides. bits_per_weight: chooses all that itself,
+        but for an embedding of its own. Raises ConfigError for unknown names, and for choices that exclude each other.
         """
         name = layers.partition("/")[0]
+        if bits_per_weight is not None and (layers != "int4" or head is not None or block_size != 32):
+            raise ConfigError(
+                "--bits-per-weight chooses bits and block sizes of layers and head itself: leave out --precision, "
+                "--head-precision and --block-size"
+            )
         outer = "int8" if name == "int4" else name
         if quantizer not in (AUTO, *QUANTIZERS):
             raise ConfigError(
@@ -70,26 +97,48 @@ class Schemes:
             head=scheme(head or outer, 32),
             embedding=scheme(embedding or head or outer, 32),
             quantizer=quantizer,
+            bits_per_weight=bits_per_weight,
         )
+
+    def of(self, linear: Linear) -> Scheme:
+        """The scheme of a linear inside the layers."""
+        return self.finer.get(linear.name, self.layers)
 
     def informed(self, has_ranges: bool) -> Schemes:
         """The same with the quantizer that `auto` stands for: `gptq` where activation ranges were given, else `mse`.
 
-        Raises ConfigError for a quantizer that lacks its ranges, and for ranges that nothing would use.
+        Where ranges were given and nothing else was chosen, bits are mixed, INFORMED_BITS a weight. Raises ConfigError
+        for a quantizer or a budget that lacks its ranges, and for ranges that nothing would use.
         """
         if has_ranges and (self.layers.bits != 4 or self.quantizer not in (AUTO, *INFORMED)):
             raise ConfigError(
                 f"--ranges are for int4 layers with {' or '.join(INFORMED)}, got {self.layers} with {self.quantizer}; "
                 f"leave them out"
             )
-        if not has_ranges and self.quantizer in INFORMED:
+        if not has_ranges and (self.quantizer in INFORMED or self.bits_per_weight is not None):
+            what = "--bits-per-weight" if self.quantizer not in INFORMED else f"quantizer {self.quantizer}"
             raise ConfigError(
-                f"quantizer {self.quantizer} needs the activation ranges of this very model: make them with "
+                f"{what} needs the activation ranges of this very model: make them with "
                 f"`semspec calibrate --ranges FILE` and pass them with --ranges FILE"
             )
         if self.quantizer != AUTO:
             return self
-        return replace(self, quantizer="gptq" if has_ranges else "mse")
+        if not has_ranges:
+            return replace(self, quantizer="mse")
+        nothing_chosen = self == Schemes.choose(quantizer=AUTO)
+        bits = INFORMED_BITS if nothing_chosen else self.bits_per_weight
+        return replace(self, quantizer="gptq", bits_per_weight=bits)
+
+    def allotted(self, linears: Mapping[str, Scheme], head: Scheme, *, tied: bool) -> Schemes:
+        """With a scheme for each linear of the layers, by Linear.name, and the head; a tied one is the embedding."""
+        most = Counter(linears.values()).most_common(1)[0][0]
+        return replace(
+            self,
+            layers=most,
+            head=head,
+            embedding=head if tied else self.embedding,
+            finer={name: own for name, own in linears.items() if own != most},
+        )
 
     @property
     def coarsest(self) -> tuple[str, Scheme]:
@@ -116,6 +165,9 @@ class Schemes:
         """For the manifest: class of weights -> scheme. tied: embedding and head are one matrix."""
         names = {"layers": self.layers, "head": self.head, "embedding": self.embedding}
         described = {name: str(value) for name, value in names.items()} | {"quantizer": self.quantizer}
+        if self.finer:
+            others = Counter(map(str, self.finer.values()))
+            described["finer"] = ", ".join(f"{count} linears {own}" for own, count in sorted(others.items()))
         if self.quantizer in INFORMED and self.embedding.bits == 4 and not tied:
             described["embedding_quantizer"] = "mse"
         return described
@@ -137,6 +189,8 @@ class PackedWeights:
 
     dtypes: the floating types the graphs compute in; scales and vectors are stored in each of them. moments: tensor
     name -> second moments of what its matrix reads, as pack() takes them; without, an informed quantizer is `mse`.
+    steps(name, bits, rows): see Checkpoint.steps. roundings: first tensor name of a matrix -> what became of it, of
+    those stored so far.
     """
 
     def __init__(
@@ -146,9 +200,11 @@ class PackedWeights:
         quantizer: str,
         dtypes: tuple[str, ...] = ("float32",),
         moments: Moments = no_moments,
+        steps: Steps = no_steps,
     ) -> None:
         self.weights, self.file, self.quantizer, self.dtypes = weights, file, quantizer, dtypes
-        self.moments = moments
+        self.moments, self.steps = moments, steps
+        self.roundings: dict[str, Rounding] = {}
 
     def vector(self, names: tuple[str, ...], dtype: str) -> Stored:
         """Vectors one behind the other: norm weights, biases."""
@@ -172,8 +228,10 @@ class PackedWeights:
         key = f"{'+'.join(names)}:{scheme}"
         if not scheme.block_size:
             key = f"{key}:{dtype}"
-            blocks = (block for _, block in self._blocks(names))
+            blocks = (block for _, _, block in self._blocks(names))
             data = self.file.get(key) or self.file.put(key, blocks, dtype, shape)
+            size = int(np.prod(shape))
+            self.roundings[names[0]] = Rounding(scheme=scheme, n_weights=size, n_bytes=data.length)
             return StoredMatrix(shape=shape, scheme=scheme, data=data)
         data = self.file.get(f"{key}:codes") or self._pack(key, names, scheme, shape)
         return StoredMatrix(
@@ -209,13 +267,16 @@ class PackedWeights:
     def _packed(self, names: tuple[str, ...], scheme: Scheme) -> Iterator[Packed]:
         moments = self.moments(names[0]) if self.quantizer in INFORMED else None
         quantizer = "mse" if self.quantizer in INFORMED and moments is None else self.quantizer
-        for name, block in self._blocks(names):
+        rounding = self.roundings[names[0]] = Rounding(scheme=scheme, moments=self.moments(names[0]))
+        for name, rows, block in self._blocks(names):
             try:
-                yield pack(block, scheme, quantizer, moments)
+                packed = pack(block, scheme, quantizer, moments, self.steps(name, scheme.bits, rows))
+                rounding.add(block, packed)
+                yield packed
             except ConfigError as error:
                 raise SourceError(f"tensor {name}: {error}") from None
 
-    def _blocks(self, names: tuple[str, ...]) -> Iterator[tuple[str, Floats]]:
+    def _blocks(self, names: tuple[str, ...]) -> Iterator[tuple[str, slice, Floats]]:
         for name in names:
             for rows in row_blocks(self.weights.shape(name), BLOCK_BYTES):
-                yield name, self.weights.read(name, rows)
+                yield name, rows, self.weights.read(name, rows)

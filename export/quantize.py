@@ -30,7 +30,9 @@ __all__ = [
     "Packed",
     "Scheme",
     "pack",
+    "readable_embedding",
     "scheme",
+    "stored_bits",
     "unpack",
 ]
 
@@ -38,6 +40,7 @@ Bytes = npt.NDArray[np.uint8]
 
 BLOCK_SIZES = (32, 64, 128)
 MOMENT_SPAN = 128  # channels whose second moments are known together: the largest block
+STEP_BLOCK = 32  # weights that share a step in the formats whose blocks are carried over
 CHUNK_WEIGHTS = 1 << 18  # in flight per thread
 
 QUANTIZERS: Mapping[str, str] = {
@@ -80,6 +83,15 @@ class Packed:
     scales: Floats
     zero_points: Bytes | None
 
+    @property
+    def n_bytes(self) -> int:
+        """Of all three, scales in fp32."""
+        return (
+            self.data.nbytes
+            + self.scales.nbytes
+            + (0 if self.zero_points is None else self.zero_points.nbytes)
+        )
+
 
 BITS: Mapping[str, int] = {"fp32": 32, "int8": 8, "int4": 4}
 SCHEMES = tuple(BITS)
@@ -101,13 +113,35 @@ def scheme(text: str, block_size: int) -> Scheme:
     return Scheme(name=name, bits=BITS[name], block_size=0 if name == "fp32" else block_size)
 
 
-def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse", moments: Floats | None = None) -> Packed:
+def stored_bits(scheme: Scheme, shape: tuple[int, ...]) -> int:
+    """Of a matrix (N, K) in blocks: rows are padded to whole ones, zero points of a row to whole bytes."""
+    n_rows, n_columns = shape
+    n_blocks = -(-n_columns // scheme.block_size)
+    zero_points = -(-n_blocks // 2) if scheme.bits == 4 else 0
+    return 8 * n_rows * (n_blocks * (scheme.block_size * scheme.bits // 8 + 4) + zero_points)
+
+
+def readable_embedding(scheme: Scheme, width: int) -> bool:
+    """Whether every onnxruntime reads rows of `width` alike: 1.23 takes the zero points of all rows as one run of
+    nibbles, 1.32 starts each row at a byte, so an int4 row must have an even number of blocks."""
+    return scheme.bits != 4 or -(-width // scheme.block_size) % 2 == 0
+
+
+def pack(
+    weight: Floats,
+    scheme: Scheme,
+    quantizer: str = "mse",
+    moments: Floats | None = None,
+    steps: Floats | None = None,
+) -> Packed:
     """Quantize rows of a matrix; rows do not influence each other, so a matrix may come in pieces.
 
     weight: (N, K); K is padded with zeros to whole blocks. quantizer: see QUANTIZERS; they differ in int4 only, int8
     takes each block's largest value. moments: (K / MOMENT_SPAN rounded up, MOMENT_SPAN, MOMENT_SPAN), E[x x'] of the
-    input by spans of its channels, for the quantizers that need them. Raises ConfigError for an unknown quantizer,
-    one that needs moments and has none, and for weights that are not finite.
+    input by spans of its channels, for the quantizers that need them. steps: (N, K / 32), what the weights of each 32
+    are whole multiples of, no more than the scheme can tell apart: in blocks of 32 nothing is rounded then, whatever
+    the quantizer. Raises ConfigError for an unknown quantizer, one that needs moments and has none, and for weights
+    that are not finite.
 
     >>> weight = np.arange(32, dtype=np.float32)[None] % 16 - 5
     >>> packed = pack(weight, Scheme(name="int4", bits=4, block_size=32))
@@ -123,6 +157,8 @@ def pack(weight: Floats, scheme: Scheme, quantizer: str = "mse", moments: Floats
     n_rows, n_columns = weight.shape
     size = scheme.block_size
     n_blocks = -(-n_columns // size)
+    if steps is not None and size == STEP_BLOCK:
+        return _carry_over(weight, steps, scheme.bits)
     if n_columns % size:
         weight = np.pad(weight, ((0, 0), (0, n_blocks * size - n_columns)))
     codes = np.empty((n_rows, n_blocks * size), np.uint8)
@@ -166,6 +202,20 @@ def unpack(packed: Packed, bits: int) -> Floats:
         zeros = nibbles.reshape(n_rows, -1)[:, :n_blocks].astype(np.float32)
     weights: Floats = (codes - zeros[:, :, None]) * packed.scales[:, :, None]
     return weights.reshape(n_rows, -1)
+
+
+def _carry_over(weight: Floats, steps: Floats, bits: int) -> Packed:
+    """Codes that stand for exactly these weights."""
+    n_rows, n_blocks = steps.shape
+    inverse = np.divide(np.float32(1), steps, out=np.zeros_like(steps), where=steps > 0)
+    counts = np.rint(weight.reshape(n_rows, n_blocks, -1) * inverse[:, :, None])
+    if bits == 8:
+        return Packed(data=(counts + np.float32(128)).astype(np.uint8), scales=steps, zero_points=None)
+    # the file's steps may be negative, so -8 .. 7 of them are -7 .. 8 of ours
+    zeros = np.float32(15) - np.maximum(counts.max(axis=2), np.float32(7))
+    codes = (counts + zeros[:, :, None]).astype(np.uint8)
+    data = codes[:, :, ::2] | (codes[:, :, 1::2] << 4)
+    return Packed(data=data, scales=steps, zero_points=_pair_nibbles(zeros.astype(np.uint8)))
 
 
 def _parts(n_rows: int, n_columns: int, span: int) -> Iterator[tuple[slice, int]]:

@@ -5,7 +5,7 @@ Knows bytes and storages. Does not know file formats: gguf.py and safetensors_fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
-from semspec.export.blocks import STORAGES, Storage
+from semspec.export.blocks import STORAGES, Bytes
 from semspec.runtime.errors import SourceError
 from semspec.runtime.records import Floats, Ints
 
-__all__ = ["Rows", "StoredTensor", "quoted", "read_rows", "reading"]
+__all__ = ["Rows", "StoredTensor", "quoted", "read_rows", "read_steps", "reading"]
 
 Rows: TypeAlias = slice | Ints | None
 """Rows wanted: a slice, row numbers in any order, or None for all. A vector's rows are its elements."""
@@ -54,10 +54,26 @@ def read_rows(tensor: StoredTensor, rows: Rows = None) -> Floats:
     wanted = _plan(rows, n_rows)
     out = np.empty((len(wanted), n_columns), np.float32)
     if out.size:
-        storage = STORAGES[tensor.type]
         with reading(tensor.path), tensor.path.open("rb", buffering=0) as file:
-            _fill(out, file, tensor, storage, wanted)
+            _fill(out, file, tensor, wanted, STORAGES[tensor.type].decode)
     return out.reshape(-1) if len(tensor.shape) == 1 else out
+
+
+def read_steps(tensor: StoredTensor, bits: int, rows: Rows = None) -> Floats | None:
+    """The step of each block, (n, columns / 32), where all numbers are whole multiples of theirs, 2^bits at most.
+
+    None for any other tensor. Raises as read_rows.
+    """
+    storage = STORAGES[tensor.type]
+    if storage.grid_bits is None or storage.grid_bits > bits:
+        return None
+    n_rows, n_columns = _as_matrix(tensor)
+    wanted = _plan(rows, n_rows)
+    out = np.empty((len(wanted), n_columns // storage.n_values), np.float32)
+    if out.size:
+        with reading(tensor.path), tensor.path.open("rb", buffering=0) as file:
+            _fill(out, file, tensor, wanted, storage.steps)
+    return out
 
 
 @contextmanager
@@ -96,9 +112,15 @@ def _plan(rows: Rows, n_rows: int) -> range | Ints:
     return rows
 
 
-def _fill(out: Floats, file: BinaryIO, tensor: StoredTensor, storage: Storage, wanted: range | Ints) -> None:
-    """Read and decode `wanted` into `out`, a cache-sized chunk of rows at a time."""
-    n_columns = out.shape[1]
+def _fill(
+    out: Floats,
+    file: BinaryIO,
+    tensor: StoredTensor,
+    wanted: range | Ints,
+    decode: Callable[[Bytes, Floats], None],
+) -> None:
+    """Read `wanted` and decode each block into its part of `out`, a cache-sized chunk of rows at a time."""
+    storage, (_, n_columns) = STORAGES[tensor.type], _as_matrix(tensor)
     row_bytes = storage.row_bytes(n_columns)
     step = max(1, min(_CHUNK_VALUES // n_columns, len(wanted)))
     buffer = np.empty((step, row_bytes), np.uint8)
@@ -109,7 +131,8 @@ def _fill(out: Floats, file: BinaryIO, tensor: StoredTensor, storage: Storage, w
             file.seek(tensor.offset + row * row_bytes)
             _read_exactly(file, raw[at : at + count], tensor)
         with np.errstate(all="ignore"):  # a broken scale is reported below, with the tensor's name
-            storage.decode(raw.reshape(-1, storage.n_bytes), values.reshape(-1, storage.n_values))
+            blocks = raw.reshape(-1, storage.n_bytes)
+            decode(blocks, values.reshape(len(blocks), -1))
         if not np.isfinite(values).all():
             raise SourceError(
                 f"{tensor.path}: tensor {quoted(tensor.name)} holds NaN or infinity; get the file again"
@@ -125,9 +148,7 @@ def _runs(chunk: range | Ints) -> Iterator[tuple[int, int, int]]:
         yield at, 1, int(row)
 
 
-def _read_exactly(
-    file: BinaryIO, into: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], tensor: StoredTensor
-) -> None:
+def _read_exactly(file: BinaryIO, into: Bytes, tensor: StoredTensor) -> None:
     view = into.reshape(-1).data
     while view:
         n_read = file.readinto(view)  # type: ignore[attr-defined]

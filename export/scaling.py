@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from semspec.export.packing import Moments
+from semspec.export.packing import Moments, Steps
 from semspec.export.quantize import Scheme
 from semspec.export.ranges import Ranges
 from semspec.export.rounding import fit_range
@@ -25,7 +25,7 @@ from semspec.models.ops import Linear, Weights
 from semspec.models.spec import ModelSpec
 from semspec.runtime.records import Floats
 
-__all__ = ["FoldedWeights", "Folding", "choose_folding", "folded_moments"]
+__all__ = ["FoldedWeights", "Folding", "choose_folding", "folded_moments", "sample_rows", "unfolded_steps"]
 
 EXPONENTS = tuple(step / 10 for step in range(11))
 N_SAMPLES = 8  # strips of rows that stand for a matrix
@@ -67,10 +67,10 @@ def choose_folding(
     spec: ModelSpec,
     weights: Weights,
     ranges: Ranges,
-    scheme: Scheme,
+    scheme_of: Callable[[Linear], Scheme],
     on_linear: Callable[[int, int], None] | None = None,
 ) -> Folding:
-    """The scales with which rounding the layers to `scheme` adds least to their outputs.
+    """The scales with which rounding each linear of the layers to scheme_of(linear) adds least to its outputs.
 
     Tried for each linear: mean |x| to the powers 0, 0.1 .. 1. The error is that of plain rounding on a sample of rows,
     each channel weighed by its second moment. on_linear(done, total).
@@ -85,7 +85,7 @@ def choose_folding(
         grouped = linear.name.endswith("attention_output")
         if grouped:
             mean_abs = _over_groups(spec, mean_abs)
-        scale = _best_scale(_sample(weights, linear), mean_abs, moment, scheme.block_size)
+        scale = _best_scale(sample_rows(weights, linear), mean_abs, moment, scheme_of(linear).block_size)
         inputs[linear.name] = scale
         columns.update(dict.fromkeys(linear.weights, scale))
         source = _one_head_each(spec, scale) if grouped else scale
@@ -114,6 +114,16 @@ def folded_moments(spec: ModelSpec, ranges: Ranges, folding: Folding) -> Moments
         return scaled
 
     return moments
+
+
+def unfolded_steps(steps: Steps, folding: Folding) -> Steps:
+    """Steps of what the folding left alone; what it scaled is on no grid any more."""
+    scaled = folding.columns.keys() | folding.rows.keys()
+
+    def unfolded(name: str, bits: int, rows: slice) -> Floats | None:
+        return None if name in scaled else steps(name, bits, rows)
+
+    return unfolded
 
 
 def _best_scale(sample: Floats, mean_abs: Floats, moment: Floats, block_size: int) -> Floats:
@@ -147,7 +157,7 @@ def _rounding_error(weight: Floats, moment: Floats, block_size: int) -> float:
     return float(np.vdot(square.T.reshape(-1)[:n_columns], moment))
 
 
-def _sample(weights: Weights, linear: Linear) -> Floats:
+def sample_rows(weights: Weights, linear: Linear) -> Floats:
     """Rows from all over the linear's matrices: (rows, E)."""
     return np.concatenate([strip for name in linear.weights for strip in _strips(weights, name)])
 

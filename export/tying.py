@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from semspec.export.checkpoint import Checkpoint
 from semspec.models.decoder import EMBEDDING, HEAD
 from semspec.models.ops import Weights
 from semspec.models.reference import row_blocks
@@ -30,13 +31,17 @@ BLOCK_BYTES = 32 << 20
 class SharedHead:
     """A checkpoint's weights with the head's matrix, the finer of the two, in place of the embedding's."""
 
-    weights: Weights
+    weights: Checkpoint
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.weights.shape(HEAD if name == EMBEDDING else name)
 
     def read(self, name: str, rows: slice | None = None) -> Floats:
         return self.weights.read(HEAD if name == EMBEDDING else name, rows)
+
+    def steps(self, name: str, bits: int, rows: slice | None = None) -> Floats | None:
+        """See Checkpoint.steps."""
+        return self.weights.steps(HEAD if name == EMBEDDING else name, bits, rows)
 
     @staticmethod
     def spec(spec: ModelSpec) -> ModelSpec:

@@ -25,7 +25,17 @@ from semspec.runtime.errors import BundleError, ConfigError
 from semspec.runtime.model import CachedModel
 from semspec.runtime.records import Floats
 
-__all__ = ["GATE_TOKENS", "LEVELS", "Quality", "check_bits", "closeness", "compare", "judge", "verify_graph"]
+__all__ = [
+    "GATE_TOKENS",
+    "LEVELS",
+    "Quality",
+    "check_bits",
+    "closeness",
+    "compare",
+    "judge",
+    "perplexity",
+    "verify_graph",
+]
 
 GATE_TOKENS: Mapping[str, int] = {"quick": 64, "full": 512}
 LEVELS = (*GATE_TOKENS, "off")
@@ -44,7 +54,8 @@ BETTER = {"int4": "int8", "int8": "fp32"}
 class Quality:
     """The gate's figures over `tokens` rows of the fixed text.
 
-    kl: mean KL(reference || graph) in nats. top1: share of rows with the same arg-max. cosine: least cosine of
+    kl: mean KL(reference || graph) in nats. top1: share of rows with the same arg-max. perplexity, and that of the
+    reference: of each next token of the text, exp of the mean negative log-probability. cosine: least cosine of
     any row of any pooled layer. state_peak: largest |state| of the reference, any layer. grade: kl in a word.
     better: the next better precision of the layers, where the grade leaves room for it.
     """
@@ -53,6 +64,8 @@ class Quality:
     tokens: int
     kl: float
     top1: float
+    perplexity: float
+    reference_perplexity: float
     cosine: float
     state_peak: float
     grade: str
@@ -89,7 +102,7 @@ def verify_graph(
     text = list(ids[:count])
     logits, states = check_bits(model, text, on_row)
     reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
-    quality = compare(reference, logits, states, level)
+    quality = compare(reference, logits, states, text, level)
     option, scheme = schemes.coarsest
     judge(quality, scheme, option)
     wanting = quality.grade not in GOOD_GRADES and scheme == schemes.layers
@@ -119,8 +132,10 @@ def check_bits(
     return whole, states
 
 
-def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats], level: str) -> Quality:
-    """Figures of a graph's logits and states against the reference's."""
+def compare(
+    reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats], ids: Sequence[int], level: str
+) -> Quality:
+    """Figures of a graph's logits and states, over the text `ids`, against the reference's."""
     kl, top1 = closeness(reference.logits, logits)
     cosine = min(_least_cosine(reference.states[index], state) for index, state in states.items())
     return Quality(
@@ -128,6 +143,8 @@ def compare(reference: ReferenceRun, logits: Floats, states: Mapping[int, Floats
         tokens=len(logits),
         kl=kl,
         top1=top1,
+        perplexity=perplexity(logits, ids),
+        reference_perplexity=perplexity(reference.logits, ids),
         cosine=cosine,
         state_peak=max(reference.state_peaks),
         grade=next((word for limit, word in GRADES if kl < limit), GRADES[-1][1]),  # NaN is below nothing
@@ -138,6 +155,18 @@ def closeness(reference: Floats, logits: Floats) -> tuple[float, float]:
     """Mean KL(reference || logits) in nats, and the share of rows with the same arg-max. Both (S, V)."""
     kl = float(np.mean([_kl(want, have) for want, have in zip(reference, logits, strict=True)]))
     return kl, float(np.mean(reference.argmax(axis=-1) == logits.argmax(axis=-1)))
+
+
+def perplexity(logits: Floats, ids: Sequence[int]) -> float:
+    """exp of the mean negative log-probability of each next token. logits: (S, V); ids: (S,), S at least 2.
+
+    Sure of a right one, undecided between two, wrong by three to one: the geometric mean of 1, 2 and 4.
+
+    >>> round(perplexity(np.log([[1, 1e-30], [1, 1], [3, 1], [1, 1]]), [0, 0, 0, 1]), 6)
+    2.0
+    """
+    pairs = zip(logits[:-1], ids[1:], strict=True)
+    return float(np.exp(-np.mean([_log_softmax(row.astype(np.float64))[token] for row, token in pairs])))
 
 
 def judge(quality: Quality, scheme: Scheme, option: str = "--precision") -> None:

@@ -19,7 +19,7 @@ from semspec.models.ops import Linear, Weights
 from semspec.models.reference import NumpyOps
 from semspec.models.spec import ModelSpec
 
-__all__ = ["Streams", "Visit", "Window", "advance", "begin", "run_layerwise"]
+__all__ = ["HeldWeights", "Streams", "Visit", "Window", "advance", "begin", "run_layerwise"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -70,7 +70,7 @@ def run_layerwise(
 
 def begin(spec: ModelSpec, weights: Weights, windows: Sequence[Window]) -> Streams:
     """The streams before layer 0."""
-    held = _Held(weights)
+    held = HeldWeights(weights)
     entered = [enter(spec, NumpyOps(spec, held, np.asarray(window, np.int64), ())) for window in windows]
     return Streams(
         done=0, normed=tuple(normed for normed, _ in entered), stream=tuple(stream for _, stream in entered)
@@ -87,7 +87,7 @@ def advance(
     on_window: Callable[[int, int], None] | None = None,
 ) -> Streams:
     """Take every window through layer `streams.done`. weights: may differ from those of the layers before."""
-    layer, held = streams.done, _Held(weights)
+    layer, held = streams.done, HeldWeights(weights)
     normed, stream = list(streams.normed), list(streams.stream)
     for at, window in enumerate(windows):
         ops = _WatchedOps(spec, held, np.asarray(window, np.int64), visit)
@@ -109,7 +109,7 @@ class _WatchedOps(NumpyOps):
         return super().linear(x, linear)
 
 
-class _Held:
+class HeldWeights:
     """Weights that are read once and kept, for as long as a layer takes; of the embedding the rows wanted."""
 
     def __init__(self, weights: Weights) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "BundleModel",
     "FileEntry",
     "Manifest",
+    "WeightClass",
     "sha256_of",
     "write_manifest",
 ]
@@ -48,11 +49,31 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightClass:
+    """What became of one kind of matrix, over all layers.
+
+    schemes: scheme -> matrices stored so. n_bytes: scales and zero points included. error: root of the mean square
+    that rounding adds, relative; of the `outputs` on the ranges' text, or of the `weights` where no ranges were given.
+    """
+
+    schemes: Mapping[str, int]
+    n_weights: int
+    n_bytes: int
+    error: float
+    error_of: str
+
+    def __post_init__(self) -> None:
+        if min(self.n_weights, self.n_bytes) < 1 or not self.schemes:
+            raise ValueError("weights must have at least one matrix, one weight and one byte a kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleModel:
     """One model of a bundle.
 
     name: for people. source: where its weights came from, with their sha256. precision: class of weights ->
-    scheme. graphs: name -> the sizes it was built with. quality: the gate's figures, empty where it was off.
+    scheme. graphs: name -> the sizes it was built with. quality: the gate's figures, empty where it was off. weights:
+    what became of each kind of matrix; empty where it was not counted.
     """
 
     name: str
@@ -60,6 +81,7 @@ class BundleModel:
     precision: Mapping[str, str]
     graphs: Mapping[str, GraphSpec]
     quality: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, WeightClass] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

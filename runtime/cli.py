@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from semspec.runtime.bundle import WeightClass
     from semspec.runtime.config import SpecConfig
     from semspec.runtime.llm import Delta
     from semspec.runtime.stats import Summary
@@ -192,8 +193,24 @@ def _model_rows(bundle: Any, role: str) -> list[tuple[str, str]]:
         rows.append(("graph", f"{name}: {sizes}"))
         rows.append(("  pooled", _states(graph.pooled_layers)))
         rows.append(("  hidden", _states(graph.hidden_layers)))
+    rows += [("weights", line) for line in _weight_lines(model.weights)]
     rows.append(("quality", quality_line(model.quality)))
     return rows
+
+
+def _weight_lines(weights: Mapping[str, WeightClass]) -> list[str]:
+    """A line for each kind of matrix, and one for all."""
+    lines = []
+    for kind, own in weights.items():
+        schemes = ", ".join(f"{count} x {name}" for name, count in own.schemes.items())
+        bits = 8 * own.n_bytes / own.n_weights
+        size = f"{bits:5.2f} bits, {_mib(own.n_bytes):>10}"
+        lines.append(f"{kind:<16} {size}, error {own.error:.3f} of its {own.error_of}: {schemes}")
+    if weights:
+        n_bytes = sum(own.n_bytes for own in weights.values())
+        n_weights = sum(own.n_weights for own in weights.values())
+        lines.append(f"{'all':<16} {8 * n_bytes / n_weights:5.2f} bits, {_mib(n_bytes):>10}")
+    return lines
 
 
 def _states(indices: Sequence[int]) -> str:
@@ -209,7 +226,8 @@ def quality_line(quality: Mapping[str, Any]) -> str:
     better = f"; better: --precision {quality['better']}" if quality.get("better") else ""
     try:
         return (
-            f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, least cosine "
+            f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, perplexity "
+            f"{quality['perplexity']:.2f} ({quality['reference_perplexity']:.2f} in fp32), least cosine "
             f"{quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -302,7 +302,8 @@ class LLM:
 
 def _open_model(bundle: Bundle, role: str, engine: Backend) -> CachedModel:
     graph = bundle.graph_file(role, engine.name)
-    return CachedModel(engine, graph, bundle.model(role).graphs[engine.name])
+    # verification needs the target's rows to be those of single steps; a draft's proposals are judged as they come
+    return CachedModel(engine, graph, bundle.model(role).graphs[engine.name], same_bits=role == "target")
 
 
 def _collect(deltas: Iterator[Delta]) -> Completion:

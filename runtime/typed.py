@@ -1,6 +1,6 @@
 """JSON values as frozen dataclasses, held against their annotations: what was written is what is read back.
 
-It knows str, int, Any, `tuple[X, ...]`, `Mapping[str, X]` and dataclasses of these. What a record itself
+It knows str, int, float, Any, `tuple[X, ...]`, `Mapping[str, X]` and dataclasses of these. What a record itself
 refuses (numbers out of range) it says in its own words.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 __all__ = ["read_typed", "shown"]
 
-_WORDS = {str: "text", int: "a whole number", tuple: "a list", Mapping: "an object"}
+_WORDS = {str: "text", int: "a whole number", float: "a number", tuple: "a list", Mapping: "an object"}
 
 
 def read_typed(kind: Any, value: Any, where: str) -> Any:
@@ -36,6 +36,8 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         items = enumerate(_of(value, list, tuple, where))
         return tuple(read_typed(get_args(kind)[0], item, f"{where}[{i}]") for i, item in items)
+    if kind is float and type(value) is int:
+        return float(value)
     return _of(value, kind, kind, where)
 
 

@@ -20,7 +20,8 @@ def smollm2_gguf() -> Path:
 def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 alone, exported at the defaults (int4) and through the quick gate: a real bundle, to be read only."""
     from semspec.export.packing import Schemes
-    from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+    from semspec.export.pipeline import export_pair
+    from semspec.export.plan import ExportSettings, ModelRequest
 
     out = tmp_path_factory.mktemp("smollm2") / "bundle"
     request = ModelRequest(
@@ -51,7 +52,8 @@ def smollm2_pair(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -
     """SmolLM2 in int8 with itself in int4 as its draft: a real pair that agrees often, but not always."""
     import tiny_pairs
 
-    from semspec.export.pipeline import ExportSettings, export_pair
+    from semspec.export.pipeline import export_pair
+    from semspec.export.plan import ExportSettings
 
     target, draft = (tiny_pairs.request(smollm2_gguf, precision) for precision in ("int8", "int4"))
     out = tmp_path_factory.mktemp("smollm2-pair") / "bundle"

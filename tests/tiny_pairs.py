@@ -21,7 +21,8 @@ from tiny_gguf import write_gguf
 from tokenizers import Tokenizer
 
 from semspec.export.packing import Schemes
-from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+from semspec.export.pipeline import export_pair
+from semspec.export.plan import ExportSettings, ModelRequest
 from semspec.runtime.bundle import MANIFEST
 from semspec.runtime.errors import SemspecError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from semspec.export.packing import PackedWeights, Schemes, StoredMatrix
-from semspec.export.quantize import Scheme
+from semspec.export.quantize import Scheme, readable_embedding
 from semspec.export.writer import DTYPES, MICROSOFT, GraphBuilder
 from semspec.models.decoder import decode
 from semspec.models.ops import Linear
@@ -60,11 +60,9 @@ def check_model(spec: ModelSpec, schemes: Schemes) -> None:
     if spec.tied:
         schemes.check_tied()
     embedding = schemes.embedding
-    n_blocks = -(-spec.width // embedding.block_size) if embedding.block_size else 0
-    # onnxruntime 1.23 reads zero points of all rows as one run of nibbles, 1.32 starts each row at a byte
-    if embedding.bits == 4 and n_blocks % 2:
+    if not readable_embedding(embedding, spec.width):
         raise ConfigError(
-            f"embedding precision {embedding} cuts rows of {spec.width} into {n_blocks} blocks, an odd number, which "
+            f"embedding precision {embedding} cuts rows of {spec.width} into an odd number of blocks, which "
             "not every onnxruntime reads alike; use another block size (such as int4/32) or int8"
         )
 
@@ -84,7 +82,8 @@ class OrtOps:
         self.weights, self.builder = weights, builder
         self.dtype = graph.activation
         self.pads_rows = graph.graph == "cpu"
-        self.pads_from_embedding = self.pads_rows and not _row_stable(schemes.layers)
+        stable = map(_row_stable, (schemes.layers, *schemes.finer.values()))
+        self.pads_from_embedding = self.pads_rows and not all(stable)
         self.pooled: dict[int, str] = {}
         self._integers()
         self._positions()
@@ -174,7 +173,7 @@ class OrtOps:
         return name, f"{name}.stream"
 
     def linear(self, x: str, linear: Linear) -> str:
-        return self._product(x, linear, self.schemes.layers)
+        return self._product(x, linear, self.schemes.of(linear))
 
     def attend(self, qkv: str, layer: int) -> str:
         """GroupQueryAttention over the bound cache: past and present are one buffer, written in place."""

@@ -45,7 +45,7 @@ from semspec.runtime.tokenizer import Tokenizer
 
 RECIPES = {"SmolLM2-135M": "smollm2-135m", "Coder-0.5B": "qwen2.5-coder-0.5b", "Coder-1.5B": "qwen2.5-coder"}
 PEERS = ("genai", "llama")
-VARIANTS = ("default", "gptq/64")
+VARIANTS = ("default", "ranges")
 PROMPT = "Explain in ten sentences, step by step, how to add two fractions with different denominators."
 GREEDY = SamplingParams(max_tokens=64, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.6, top_p=0.95, seed=0)
@@ -87,7 +87,7 @@ def main() -> None:
         "--variants",
         nargs="+",
         default=list(VARIANTS),
-        help="such as gptq/64, or gptq/128,int4/64 with the head's",
+        help="default; ranges: the default with them; or such as awq/64, or gptq/128,int4/64 with the head's",
     )
     parser.add_argument("--work", type=Path, help="keep bundles, ranges and peers' exports here")
     options = parser.parse_args()
@@ -162,11 +162,11 @@ def export(name: str, variant: str, work: Path) -> dict[str, Any]:
         quantizer, _, block = layers.partition("/")
         arguments = ["--target", RECIPES[name], "--out", str(out), "--json", "--force"]
         ranges_s = None
-        if quantizer != "default":
+        if quantizer not in VARIANTS:
             arguments += ["--block-size", block, "--quantizer", quantizer]
         if head:
             arguments += ["--head-precision", head]
-        if quantizer in INFORMED:
+        if quantizer in ("ranges", *INFORMED):
             path = work / f"{name}.ranges"
             started = time.perf_counter()
             if not path.exists():

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Backend
 
 from semspec.export.checkpoint import expected_tensors, open_checkpoint
 from semspec.export.packing import Schemes
-from semspec.export.pipeline import ExportSettings, export_pair
+from semspec.export.pipeline import export_pair
+from semspec.export.plan import ExportSettings
 from semspec.export.writer import ALIGNMENT
 from semspec.runtime.bundle import MANIFEST, Bundle, sha256_of
 from semspec.runtime.errors import BundleError, ConfigError, PairError, SourceError

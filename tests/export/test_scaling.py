@@ -10,13 +10,13 @@ from numpy.testing import assert_allclose
 from semspec.calibration.ranges import take_ranges
 from semspec.calibration.texts import CalibrationText
 from semspec.export.checkpoint import Checkpoint, open_checkpoint
-from semspec.export.quantize import MOMENT_SPAN, Scheme
+from semspec.export.quantize import MOMENT_SPAN, Scheme, scheme
 from semspec.export.ranges import Ranges
 from semspec.export.scaling import FoldedWeights, choose_folding, folded_moments
 from semspec.models.decoder import EMBEDDING, HEAD, layer_linears
+from semspec.models.ops import Linear
 from semspec.models.reference import run_reference
 
-INT4 = Scheme(name="int4", bits=4, block_size=32)
 SHAPES = {
     "llama": {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16},
     "llama, biases": {"attention_bias": True, "mlp_bias": True},
@@ -24,6 +24,11 @@ SHAPES = {
     "qwen2, tied": {"tie_word_embeddings": True},
 }
 IDS = tuple(np.random.default_rng(3).integers(0, 60, 60).tolist())
+
+
+def int4(linear: Linear) -> Scheme:
+    """The same for all."""
+    return scheme("int4", 32)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -46,7 +51,7 @@ def model(
 def test_folding_is_exact_in_fp32(model: tuple[Checkpoint, Ranges]) -> None:
     """D36: norms, value rows of grouped heads, up rows, biases: the folded model is the model within 1e-4."""
     checkpoint, ranges = model
-    folding = choose_folding(checkpoint.spec, checkpoint, ranges, INT4)
+    folding = choose_folding(checkpoint.spec, checkpoint, ranges, int4)
     plain = run_reference(checkpoint.spec, checkpoint, IDS).logits
     folded = run_reference(checkpoint.spec, FoldedWeights(checkpoint, folding), IDS).logits
     assert_allclose(folded, plain, rtol=0, atol=1e-4)
@@ -58,7 +63,7 @@ def test_every_linear_and_what_writes_its_channels_are_scaled_once(model: tuple[
     """Folding into a norm that another linear reads too would change that one: head and final norm stay."""
     checkpoint, ranges = model
     spec = checkpoint.spec
-    folding = choose_folding(spec, checkpoint, ranges, INT4)
+    folding = choose_folding(spec, checkpoint, ranges, int4)
     assert folding.inputs.keys() == {linear.name for linear in layer_linears(spec)}
     assert folding.columns.keys() == {name for linear in layer_linears(spec) for name in linear.weights}
     untouched = {EMBEDDING, HEAD, "model.norm.weight"}
@@ -71,7 +76,7 @@ def test_heads_of_a_group_share_their_scale(model: tuple[Checkpoint, Ranges]) ->
     """They read the same value row."""
     checkpoint, ranges = model
     spec = checkpoint.spec
-    folding = choose_folding(spec, checkpoint, ranges, INT4)
+    folding = choose_folding(spec, checkpoint, ranges, int4)
     scale = folding.inputs["layers.0.attention_output"].reshape(spec.n_kv_heads, -1, spec.head_size)
     assert_allclose(scale, np.broadcast_to(scale[:, :1], scale.shape))
     assert_allclose(folding.rows["model.layers.0.self_attn.v_proj.weight"], scale[:, 0].reshape(-1))
@@ -80,7 +85,7 @@ def test_heads_of_a_group_share_their_scale(model: tuple[Checkpoint, Ranges]) ->
 def test_rows_read_in_pieces_are_scaled_alike(model: tuple[Checkpoint, Ranges]) -> None:
     """The exporter streams matrices by rows."""
     checkpoint, ranges = model
-    folded = FoldedWeights(checkpoint, choose_folding(checkpoint.spec, checkpoint, ranges, INT4))
+    folded = FoldedWeights(checkpoint, choose_folding(checkpoint.spec, checkpoint, ranges, int4))
     for name in ("self_attn.v_proj", "mlp.up_proj", "mlp.down_proj"):
         whole = folded.read(f"model.layers.1.{name}.weight")
         pieces = [
@@ -93,7 +98,7 @@ def test_moments_follow_the_folding(model: tuple[Checkpoint, Ranges]) -> None:
     """E[(x/s) (x/s)'] of what a linear then reads; the head's are as measured, an embedding has none."""
     checkpoint, ranges = model
     spec = checkpoint.spec
-    folding = choose_folding(spec, checkpoint, ranges, INT4)
+    folding = choose_folding(spec, checkpoint, ranges, int4)
     moments = folded_moments(spec, ranges, folding)
     measured, scale = ranges.linears["layers.0.down"].moments, folding.inputs["layers.0.down"]
     found = moments("model.layers.0.mlp.down_proj.weight")

@@ -31,7 +31,8 @@ EXPORTER = """
 import json, os, resource, signal, sys
 from pathlib import Path
 from semspec.export.packing import Schemes
-from semspec.export.pipeline import ExportSettings, ModelRequest, export_pair
+from semspec.export.pipeline import export_pair
+from semspec.export.plan import ExportSettings, ModelRequest
 from semspec.runtime.errors import BundleError
 
 def export(source, out, force=False, moment=None, signal=None, limit=None):

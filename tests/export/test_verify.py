@@ -59,6 +59,7 @@ def reference_of(logits: Any, states: Any = ((1.0, 0.0),), peak: float = 1.0) ->
 
 def quality(**changes: Any) -> Quality:
     figures: dict[str, Any] = {"level": "quick", "tokens": 64, "kl": 0.0, "top1": 1.0, "cosine": 1.0}
+    figures |= {"perplexity": 9.0, "reference_perplexity": 9.0}
     return Quality(**{**figures, "state_peak": 1.0, "grade": "faithful", **changes})
 
 
@@ -78,8 +79,10 @@ def test_figures_of_two_rows_by_hand() -> None:
         reference_of(np.log([[2, 1], [3, 1]]), [[1, 0], [0, 2]], peak=9.0),
         logits.astype(np.float32),
         {1: np.array([[3, 0], [1, 1]], np.float32)},
+        [0, 1],
         "quick",
     )
+    assert (found.perplexity, found.reference_perplexity) == (pytest.approx(1.5), pytest.approx(3.0))
     assert found.kl == pytest.approx(math.log(2) / 3 / 2, abs=1e-7)
     assert found.cosine == pytest.approx(math.sqrt(0.5), abs=1e-7)
     assert (found.tokens, found.top1, found.state_peak, found.grade) == (2, 0.5, 9.0, "fair")
@@ -100,16 +103,16 @@ def test_grades_follow_the_divergence(kl: float, grade: str) -> None:
     """A word for people; its limits are part of what it means. By hand: even odds against (p, 1 - p) have
     KL = -ln(4 p (1 - p)) / 2."""
     p = (1 + math.sqrt(1 - math.exp(-2 * kl))) / 2
-    logits = np.log(np.array([[p, 1 - p]]))
-    found = compare(reference_of([[0, 0]]), logits, {1: np.ones((1, 2), np.float32)}, "quick")
+    logits = np.log(np.array([[p, 1 - p]] * 2))
+    found = compare(reference_of([[0, 0]] * 2), logits, {1: np.ones((1, 2), np.float32)}, [0, 0], "quick")
     assert found.kl == pytest.approx(kl, abs=1e-9) and found.grade == grade
 
 
 def test_numbers_that_are_none_are_refused_not_a_crash() -> None:
     """Infinite logits make every figure NaN, and NaN is below and above no limit."""
-    logits = np.array([[np.inf, 0]], np.float32)
+    logits = np.array([[np.inf, 0]] * 2, np.float32)
     with np.errstate(invalid="ignore"):
-        found = compare(reference_of([[1, 2]]), logits, {1: np.ones((1, 2), np.float32)}, "quick")
+        found = compare(reference_of([[1, 2]] * 2), logits, {1: np.ones((1, 2), np.float32)}, [0, 0], "quick")
     assert math.isnan(found.kl) and found.grade == "rough"
     with pytest.raises(BundleError, match="mean KL nan"):
         judge(found, scheme("fp32", 32))

@@ -263,8 +263,8 @@ def changed(content: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def is_free(path: tuple[str | int, ...]) -> bool:
-    """Values that are there for people only: figures of the gate, and the origin."""
-    return path[0] == "origin" or (path[0] == "models" and path[2:3] == ("quality",))
+    """Values that are there for people only: figures of the gate, what became of weights, and the origin."""
+    return path[0] == "origin" or (path[0] == "models" and path[2:3] in {("quality",), ("weights",)})
 
 
 OTHERS: dict[str, Any] = {
