@@ -35,7 +35,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
                     )
                 problems[problem.id] = problem
     except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror}; --data is a JSONL file") from None
+        raise CalibrationError(f"cannot read {path}: {error.strerror}; give a JSONL file") from None
     if not problems:
         raise CalibrationError(f"{path} holds no problems")
     if limit is not None and len(problems) < limit:

@@ -97,8 +97,9 @@ def plan_cells(settings: Settings, shard: tuple[int, ...] = (1, 1)) -> Iterator[
                     yield Cell(problem=problem, seed=seed, repeat=repeat, mode=mode)
 
 
-def check_same(what: str, found: Settings | Origin, wanted: Settings | Origin) -> None:
-    """Raise ConfigError naming the first thing in which `wanted` differs; when it started does not matter."""
+def check_same(what: str, found: Any, wanted: Any) -> None:
+    """Of two records of one kind: raise ConfigError naming the first thing in which `wanted` differs; when it started
+    does not matter."""
     ours, theirs = _leaves(asdict(wanted)), _leaves(asdict(found))
     for key in sorted(ours.keys() | theirs.keys()):
         was, now = theirs.get(key), ours.get(key)

@@ -1,0 +1,169 @@
+"""Collect: for every question its contexts, in every context samples of both models, and what both make of them.
+
+    for each question and slot:  context -> N draft samples, read by the target -> N target samples -> one file
+
+It decides what is collected, in which order and until when; segments are writing.py's, files collection.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from semspec.calibration.bench.data import fingerprint
+from semspec.calibration.bench.records import Problem
+from semspec.calibration.collection import FORMAT, Collecting, Collection, CollectionRun, CollectSettings
+from semspec.calibration.contexts import check_prompts, make_context
+from semspec.calibration.pair import Pair, open_pair, rng_for
+from semspec.calibration.records import Context, Reading, Sample
+from semspec.calibration.writing import Written, read_segment, write_segments
+from semspec.runtime.bundle import ROLES, Bundle
+from semspec.runtime.config import SamplingParams
+from semspec.runtime.errors import CalibrationError, ConfigError
+from semspec.runtime.records import Progress
+from semspec.runtime.segments import Boundary
+
+__all__ = ["collect", "sample_context"]
+
+
+def collect(
+    bundle: Path,
+    problems: Sequence[Problem],
+    out: Path,
+    settings: CollectSettings | None = None,
+    *,
+    boundary: Boundary | None = None,
+    shard: tuple[int, int] = (1, 1),
+    budget: float | None = None,
+    backend: str = "cpu",
+    threads: int | None = None,
+    on_progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Collection:
+    """Collect, or go on collecting, in the folder `out`; the bundle is only read.
+
+    boundary: None for the bundle's. shard: (i, n), the i-th of n parts of the questions, i from 1. budget: minutes, by
+    `clock`; a context that might not be ready in time, by the longest so far, is not begun. What is collected does not
+    depend on the budget and on how often it was interrupted. Not guaranteed: the same bits with other threads.
+
+    Raises CalibrationError: no questions, two with one id, one that leaves no room for a segment, a bundle without a
+    draft, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something else; errors of
+    the bundle and its engines. What was collected before an error stays.
+    """
+    started, settings = clock(), settings or CollectSettings()
+    _check_request(problems, shard, budget)
+    opened = Bundle.open(bundle)
+    sampling = SamplingParams(temperature=settings.temperature, top_p=settings.top_p)
+    with open_pair(opened, sampling=sampling, boundary=boundary, backend=backend, threads=threads) as pair:
+        check_prompts(pair, problems)
+        run = _describe(opened, pair, problems, settings, backend=backend, shard=shard)
+        with Collecting(out, run) as collecting:
+            missing, n_cells = collecting.collection.missing, len(list(run.cells()))
+            longest = 0.0
+            for done, cell in enumerate(missing, start=n_cells - len(missing) + 1):
+                began = clock()
+                if budget is not None and began - started + longest > 60 * budget:
+                    break
+                problem = problems[cell.question]
+                context = make_context(
+                    pair, problem, cell.slot, max_segments=settings.max_segments, seed=settings.seed
+                )
+                samples = [] if context is None else sample_context(pair, context, settings)
+                collecting.add(cell, context, samples)
+                longest = max(longest, clock() - began)
+                if on_progress is not None:
+                    on_progress("collecting", done, n_cells)
+            return collecting.collection
+
+
+def sample_context(pair: Pair, context: Context, settings: CollectSettings) -> list[Sample]:
+    """Samples of the draft, then of the target, the greedy one of each first; the draft's read by the target too."""
+    found = []
+    for author, n in (("draft", settings.n_draft), ("target", settings.n_target)):
+        chances: list[np.random.Generator | None] = [None]
+        chances += [rng_for(settings.seed, context.id, author, number) for number in range(n)]
+        written = write_segments(
+            pair.models[author],
+            context.ids,
+            chances,
+            segmenter=pair.segmenter,
+            sampling=pair.sampling,
+            n_ids=pair.n_ids(author),
+        )
+        forced = _teacher_force(pair, context, written) if author == "draft" else {}
+        for number, segment in enumerate(written):
+            readings = {author: segment.reading}
+            if forced:
+                readings["target"] = forced[segment.ids]
+            found.append(
+                Sample(
+                    context=context.id,
+                    author=author,
+                    greedy=number == 0,
+                    ids=segment.ids,
+                    text=_text(pair, context, segment.ids),
+                    readings=readings,
+                )
+            )
+    return found
+
+
+def _teacher_force(
+    pair: Pair, context: Context, written: Sequence[Written]
+) -> dict[tuple[int, ...], Reading]:
+    """What the target makes of each segment; equal ones are read once."""
+    model, n_ids = pair.models["target"], pair.n_ids("target")
+    distinct = dict.fromkeys(segment.ids for segment in written)
+    return {ids: read_segment(model, context.ids, ids, n_ids=n_ids) for ids in distinct}
+
+
+def _text(pair: Pair, context: Context, ids: Sequence[int]) -> str:
+    """What a segment adds to the context's text, control tokens left out."""
+    stream = pair.tokenizer.stream(context.ids)
+    return stream.push(ids) + stream.finish()
+
+
+def _check_request(problems: Sequence[Problem], shard: tuple[int, int], budget: float | None) -> None:
+    if not problems:
+        raise CalibrationError("there are no questions; give at least one")
+    ids = set[str]()
+    for problem in problems:
+        if problem.id in ids:
+            raise CalibrationError(f"two questions have the id {problem.id!r}; ids differ")
+        ids.add(problem.id)
+    index, count = shard
+    if not 1 <= index <= count:
+        raise ConfigError(f"shard must be i/n with i in 1..n, got {index}/{count}")
+    if budget is not None and not budget > 0:
+        raise ConfigError(f"the budget must be more than 0 minutes, got {budget}")
+
+
+def _describe(
+    bundle: Bundle,
+    pair: Pair,
+    problems: Sequence[Problem],
+    settings: CollectSettings,
+    *,
+    backend: str,
+    shard: tuple[int, int],
+) -> CollectionRun:
+    """Hashes are those of the manifest, which `Bundle.open(verify=True)` holds against the files."""
+    files = bundle.manifest.files
+    return CollectionRun(
+        format=FORMAT,
+        settings=settings,
+        boundary=pair.segmenter.boundary,
+        models={
+            role: {name: entry.sha256 for name, entry in files.items() if name.startswith(f"{role}/")}
+            for role in ROLES
+        },
+        pooled_layers={role: pair.models[role].spec.pooled_layers for role in ROLES},
+        widths={role: pair.models[role].spec.width for role in ROLES},
+        questions=tuple(problem.id for problem in problems),
+        questions_sha256=fingerprint(problems),
+        backend=backend,
+        shard=shard,
+    )

@@ -1,0 +1,69 @@
+"""The nouns of semantic calibration: what was read, what was said there, and what the models' insides looked like.
+
+Frozen, without behaviour; who makes and who uses them says so. Arrays are numpy and belong to nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from semspec.runtime.records import Floats
+
+__all__ = ["Context", "Reading", "Sample", "Signals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A text that segments follow.
+
+    id: unique. question: id of the question it is about; folds and bootstraps group by it. ids: all tokens so far, the
+    last of them pending. answer: the question's right answer, None where nobody knows it. written_by: whose segments
+    follow the prompt: `target`, `mixed`, or `nobody`.
+    """
+
+    id: str
+    question: str
+    ids: tuple[int, ...]
+    answer: str | None
+    written_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """Free numbers of one model's pass over a segment of n tokens; log-probabilities in nats, at temperature 1.
+
+    mean_logprob, min_logprob, sum_logprob: of the segment's tokens. mean_entropy: of the laws at their places,
+    before temperature and top-p.
+    agreement: share of tokens that are the model's arg-max.
+    """
+
+    mean_logprob: float
+    min_logprob: float
+    sum_logprob: float
+    mean_entropy: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens."""
+
+    pooled: Floats
+    signals: Signals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """A segment that one model wrote in a context.
+
+    author: `target` or `draft`. greedy: whether by arg-max. ids: (n,), the boundary or stop token included. readings:
+    role -> Reading; the author's always, of a draft's segment also the target's, teacher-forced.
+    """
+
+    context: str
+    author: str
+    greedy: bool
+    ids: tuple[int, ...]
+    text: str
+    readings: Mapping[str, Reading]
