@@ -62,8 +62,9 @@ def check_model(spec: ModelSpec, schemes: Schemes) -> None:
     embedding = schemes.embedding
     if not readable_embedding(embedding, spec.width):
         raise ConfigError(
-            f"embedding precision {embedding} cuts rows of {spec.width} into an odd number of blocks, which "
-            "not every onnxruntime reads alike; use another block size (such as int4/32) or int8"
+            f"embedding precision {embedding} cuts rows of {spec.width} into {-(-spec.width // embedding.block_size)} "
+            "blocks, an odd number, which not every onnxruntime reads alike; use another block size (such as int4/32) "
+            "or int8"
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_pairs
 from decoding import Says, keeping
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose
 
 from semspec import LLM, BundleError, ConfigError, SamplingParams, SpecConfig
 from semspec.runtime.model import CachedModel
@@ -56,7 +56,8 @@ def next_logits(model: CachedModel, ids: list[int]) -> Floats:
 def test_caches_say_what_a_fresh_run_says_after_every_step(
     tiny: LLM, fresh: LLM, decisions: tuple[bool, ...]
 ) -> None:
-    """Bits, both models, after segments kept, thrown away and written by the target: only the pending token is new."""
+    """Both models, after segments kept, thrown away and written by the target: only the pending token is new. The
+    target to the bit; the draft, which rounds a lone row otherwise, within 1e-4."""
     assert tiny.draft is not None and fresh.draft is not None
     ids = tiny.tokenizer.encode("hello")
     rejected = kept = 0
@@ -66,9 +67,9 @@ def test_caches_say_what_a_fresh_run_says_after_every_step(
         rejected += delta.rule == "says" and not delta.n_from_draft
         assert tiny.target.tokens == ids[:-1]
         assert tiny.draft.tokens == ids[: tiny.draft.length] and tiny.draft.length < len(ids)
-        for model, other in ((tiny.target, fresh.target), (tiny.draft, fresh.draft)):
+        for model, other, atol in ((tiny.target, fresh.target, 0), (tiny.draft, fresh.draft, 1e-4)):
             other.rewind(0)
-            assert_array_equal(next_logits(model, ids), next_logits(other, ids))
+            assert_allclose(next_logits(model, ids), next_logits(other, ids), rtol=0, atol=atol)
     assert (kept > 0, rejected > 0) == (True in decisions, False in decisions)
 
 
