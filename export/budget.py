@@ -15,13 +15,12 @@ import numpy as np
 
 from semspec.export.harm import measure_harm
 from semspec.export.packing import INFORMED_BITS, Moments, Schemes
-from semspec.export.quantize import BLOCK_SIZES, Scheme, pack, readable_embedding, scheme, stored_bits, unpack
-from semspec.export.scaling import sample_rows
+from semspec.export.quantize import BLOCK_SIZES, Scheme, readable_embedding, scheme, stored_bits
+from semspec.export.scaling import rounding_error, sample_rows
 from semspec.models.decoder import head_linear, layer_linears
 from semspec.models.ops import Linear, Weights
 from semspec.models.spec import ModelSpec
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.records import Floats
 
 __all__ = ["Option", "allot", "spend", "steps_for"]
 
@@ -62,13 +61,7 @@ def allot(
         linear.name: _options(weights, linear, moments, steps[linear.name], harm[linear.name])
         for linear in linears
     }
-    assert schemes.bits_per_weight is not None
-    budget = schemes.bits_per_weight * sum(_n_weights(weights, linear) for linear in linears)
-    if (
-        schemes.bits_per_weight == INFORMED_BITS
-    ):  # nobody asked for it: rows too narrow for large blocks need more
-        budget = max(budget, sum(own[0].bits for own in options.values()))
-    chosen = spend(options, budget)
+    chosen = spend(options, _budget(schemes, options, sum(_n_weights(weights, linear) for linear in linears)))
     head_scheme = chosen.pop(head.name)
     return schemes.allotted(chosen, head_scheme, tied=spec.tied)
 
@@ -95,7 +88,7 @@ def spend(options: Mapping[str, Sequence[Option]], bits: float) -> dict[str, Sch
     """Name -> scheme, such that the bits add up to no more than `bits` and the harm is small.
 
     options: name -> at least one, bits ascending. Upgrades that save most harm for each bit are bought first; one that
-    is too dear is passed over. Raises ConfigError when not even the first options fit.
+    is too dear is passed over. Raises ValueError when not even the first options fit: a bug of the caller.
 
     >>> coarse, fine = scheme("int4", 128), scheme("int8", 128)
     >>> lost = [Option(scheme=coarse, bits=4, harm=0.9), Option(scheme=fine, bits=8, harm=0.1)]
@@ -106,11 +99,7 @@ def spend(options: Mapping[str, Sequence[Option]], bits: float) -> dict[str, Sch
     taken = {name: own[0] for name, own in options.items()}
     left = bits - sum(option.bits for option in taken.values())
     if left < 0:
-        least = sum(option.bits for option in taken.values()) / bits
-        raise ConfigError(
-            f"the bits per weight are too few: the coarsest schemes need {least:.3f} times as many; raise "
-            "--bits-per-weight"
-        )
+        raise ValueError(f"the coarsest options take {-left:g} bits more than {bits:g}")
     upgrades = [
         ((before.harm - after.harm) / (after.bits - before.bits), name, before, after)
         for name, own in options.items()
@@ -122,6 +111,21 @@ def spend(options: Mapping[str, Sequence[Option]], bits: float) -> dict[str, Sch
             left -= after.bits - before.bits
             taken[name] = after
     return {name: option.scheme for name, option in taken.items()}
+
+
+def _budget(schemes: Schemes, options: Mapping[str, Sequence[Option]], n_weights: int) -> float:
+    """Bits that may be spent, at least what the first options take. Raises ConfigError for a wish below that."""
+    wanted = schemes.bits_per_weight
+    assert wanted is not None
+    least = sum(own[0].bits for own in options.values())
+    if wanted * n_weights >= least:
+        return wanted * n_weights
+    if wanted == INFORMED_BITS:  # the default; rows too narrow for large blocks cannot have it
+        return least
+    raise ConfigError(
+        f"--bits-per-weight {wanted} is too few: the coarsest schemes of this model take {least / n_weights:.2f}; "
+        f"raise --bits-per-weight"
+    )
 
 
 def _hull(options: Sequence[Option]) -> list[tuple[Option, Option]]:
@@ -145,8 +149,9 @@ def _options(
     sample = sample_rows(weights, linear)
     shapes = [weights.shape(name) for name in linear.weights]
     spans = moments(linear.weights[0])
-    size = None if spans is None else np.diagonal(spans, axis1=1, axis2=2).reshape(-1)[: sample.shape[1]]
-    errors = [_error(sample, step, size) for step in steps]
+    assert spans is not None  # budgets need ranges, and those are of every linear
+    size = np.diagonal(spans, axis1=1, axis2=2).reshape(-1)[: sample.shape[1]]
+    errors = [rounding_error(sample, step, size) for step in steps]
     most = max(errors[0], np.finfo(np.float64).tiny)
     return [
         Option(
@@ -156,13 +161,6 @@ def _options(
         )
         for step, error in zip(steps, errors, strict=True)
     ]
-
-
-def _error(sample: Floats, step: Scheme, size: Floats | None) -> float:
-    """Sum over rows and channels of E[x^2] * error^2 under plain rounding."""
-    apart = unpack(pack(sample, step, "rtn"), step.bits)[:, : sample.shape[1]] - sample
-    channels = np.square(apart, dtype=np.float64).sum(axis=0)
-    return float(channels.sum() if size is None else np.vdot(channels, size))
 
 
 def _n_weights(weights: Weights, linear: Linear) -> int:

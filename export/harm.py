@@ -19,7 +19,7 @@ import numpy as np
 from semspec.export.quantize import Scheme, pack, unpack
 from semspec.models.decoder import EMBEDDING, head_linear, layer_linears
 from semspec.models.layerwise import HeldWeights, Streams, advance, begin
-from semspec.models.ops import Linear, Weights
+from semspec.models.ops import Weights
 from semspec.models.reference import NumpyOps
 from semspec.models.spec import ModelSpec
 from semspec.runtime.records import Floats
@@ -59,9 +59,6 @@ def measure_harm(
 
     Memory: one layer and the head in fp32, two (S, E) for each linear, and a few (S, V).
     """
-    by_layer: dict[int, list[Linear]] = {}
-    for at, linear in enumerate(layer_linears(spec)):
-        by_layer.setdefault(at // 4, []).append(linear)
     exact = begin(spec, weights, [ids])
     rounded: dict[str, Streams] = {}
     head = head_linear(spec)
@@ -70,8 +67,8 @@ def measure_harm(
     for layer in range(spec.n_layers):
         held = HeldWeights(weights)
         rounded = _advance_all(spec, held, ids, rounded)
-        for linear in by_layer[layer]:
-            if linear.name in schemes:
+        for linear in layer_linears(spec):
+            if linear.name in schemes and linear.name.startswith(f"layers.{layer}."):
                 one = RoundedWeights(held, linear.weights, schemes[linear.name])
                 rounded[linear.name] = advance(spec, one, [ids], exact, _ignore)
         exact = advance(spec, held, [ids], exact, _ignore)

@@ -33,6 +33,7 @@ __all__ = [
 
 AUTO = "auto"
 INFORMED_BITS = 4.8  # a weight, or as few as there can be, where ranges are given and no more is said
+BITS_RANGE = (4, 9)  # int4 without its scales; int8 in blocks of 32
 BLOCK_BYTES = 32 << 20  # of fp32 weights being packed at once
 
 Moments: TypeAlias = Callable[[str], "Floats | None"]
@@ -52,7 +53,7 @@ class Schemes:
     """Schemes of the three classes of weights, and the quantizer that fills them.
 
     bits_per_weight: the mean over layers and head to spend; budget.py turns it into `finer`: Linear.name -> scheme,
-    where it is not `layers`, the most frequent one. An embedding of its own reads ids, not channels, so an informed
+    where it is not `layers`, the coarsest one. An embedding of its own reads ids, not channels, so an informed
     quantizer has nothing to know of it: it falls to `mse`, and describe() says so.
     """
 
@@ -86,6 +87,10 @@ class Schemes:
             raise ConfigError(
                 "--bits-per-weight chooses bits and block sizes of layers and head itself: leave out --precision, "
                 "--head-precision and --block-size"
+            )
+        if bits_per_weight is not None and not BITS_RANGE[0] <= bits_per_weight <= BITS_RANGE[1]:
+            raise ConfigError(
+                f"--bits-per-weight must be between {BITS_RANGE[0]} and {BITS_RANGE[1]}, got {bits_per_weight}"
             )
         outer = "int8" if name == "int4" else name
         if quantizer not in (AUTO, *QUANTIZERS):
@@ -131,13 +136,13 @@ class Schemes:
 
     def allotted(self, linears: Mapping[str, Scheme], head: Scheme, *, tied: bool) -> Schemes:
         """With a scheme for each linear of the layers, by Linear.name, and the head; a tied one is the embedding."""
-        most = Counter(linears.values()).most_common(1)[0][0]
+        coarsest = min(linears.values(), key=lambda own: own.bits_per_weight)
         return replace(
             self,
-            layers=most,
+            layers=coarsest,
             head=head,
             embedding=head if tied else self.embedding,
-            finer={name: own for name, own in linears.items() if own != most},
+            finer={name: own for name, own in linears.items() if own != coarsest},
         )
 
     @property

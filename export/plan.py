@@ -94,6 +94,11 @@ class Plan:
 def make_plan(
     checkpoint: Checkpoint, request: ModelRequest, ranges: Ranges | None, settings: ExportSettings
 ) -> Plan:
+    """What `request` asks of `checkpoint`, before anything is measured or written.
+
+    Raises ConfigError for settings and schemes that do not fit the model or each other; SourceError for a model that
+    the engine cannot run, and for a damaged file.
+    """
     spec: ModelSpec = checkpoint.spec
     weights: Weights = checkpoint
     steps: Steps = checkpoint.steps

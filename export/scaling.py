@@ -17,15 +17,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from semspec.export.packing import Moments, Steps
-from semspec.export.quantize import Scheme
+from semspec.export.quantize import Scheme, pack, unpack
 from semspec.export.ranges import Ranges
-from semspec.export.rounding import fit_range
 from semspec.models.decoder import head_linear, layer_linears
 from semspec.models.ops import Linear, Weights
 from semspec.models.spec import ModelSpec
 from semspec.runtime.records import Floats
 
-__all__ = ["FoldedWeights", "Folding", "choose_folding", "folded_moments", "sample_rows", "unfolded_steps"]
+__all__ = [
+    "FoldedWeights",
+    "Folding",
+    "choose_folding",
+    "folded_moments",
+    "rounding_error",
+    "sample_rows",
+    "unfolded_steps",
+]
 
 EXPONENTS = tuple(step / 10 for step in range(11))
 N_SAMPLES = 8  # strips of rows that stand for a matrix
@@ -85,7 +92,7 @@ def choose_folding(
         grouped = linear.name.endswith("attention_output")
         if grouped:
             mean_abs = _over_groups(spec, mean_abs)
-        scale = _best_scale(sample_rows(weights, linear), mean_abs, moment, scheme_of(linear).block_size)
+        scale = _best_scale(sample_rows(weights, linear), mean_abs, moment, scheme_of(linear))
         inputs[linear.name] = scale
         columns.update(dict.fromkeys(linear.weights, scale))
         source = _one_head_each(spec, scale) if grouped else scale
@@ -126,35 +133,24 @@ def unfolded_steps(steps: Steps, folding: Folding) -> Steps:
     return unfolded
 
 
-def _best_scale(sample: Floats, mean_abs: Floats, moment: Floats, block_size: int) -> Floats:
+def _best_scale(sample: Floats, mean_abs: Floats, moment: Floats, scheme: Scheme) -> Floats:
     """sample: (rows, E)."""
     size = np.maximum(mean_abs, np.float32(max(1e-6 * float(mean_abs.max()), SMALLEST)))
     best, least = np.ones_like(size), np.inf
     for exponent in EXPONENTS:
         scale: Floats = size ** np.float32(exponent)
         scale /= np.sqrt(float(scale.max()) * float(scale.min()))
-        error = _rounding_error(
-            sample * scale, np.divide(moment, np.square(scale), dtype=np.float32), block_size
-        )
+        scaled: Floats = sample * scale
+        error = rounding_error(scaled, scheme, np.divide(moment, np.square(scale), dtype=np.float32))
         if error < least:
             best, least = scale, error
     return best
 
 
-def _rounding_error(weight: Floats, moment: Floats, block_size: int) -> float:
-    """Sum over rows and channels of moment * error^2 under plain rounding."""
-    n_rows, n_columns = weight.shape
-    padding = -n_columns % block_size
-    if padding:
-        weight = np.pad(weight, ((0, 0), (0, padding)))
-    # a block is a column, the blocks of one row side by side
-    blocks = np.ascontiguousarray(weight.reshape(-1, block_size).T)
-    codes, scales, zeros = fit_range(blocks)
-    blocks -= (codes - zeros) * scales
-    square = (
-        np.square(blocks, out=blocks).reshape(block_size, n_rows, -1).sum(axis=1)
-    )  # (block, blocks of a row)
-    return float(np.vdot(square.T.reshape(-1)[:n_columns], moment))
+def rounding_error(weight: Floats, scheme: Scheme, moment: Floats) -> float:
+    """Sum over rows and channels of E[x^2] * error^2 under plain rounding. weight: (rows, E); moment: (E,)."""
+    apart = unpack(pack(weight, scheme, "rtn"), scheme.bits)[:, : weight.shape[1]] - weight
+    return float(np.vdot(np.square(apart).sum(axis=0, dtype=np.float64), moment))
 
 
 def sample_rows(weights: Weights, linear: Linear) -> Floats:

@@ -223,12 +223,15 @@ def quality_line(quality: Mapping[str, Any]) -> str:
 
     if not quality:
         return "not measured (exported with --verify off)"
+    perplexity = ""
     better = f"; better: --precision {quality['better']}" if quality.get("better") else ""
     try:
+        if "perplexity" in quality:  # bundles of earlier versions were not asked
+            found, exact = quality["perplexity"], quality["reference_perplexity"]
+            perplexity = f", perplexity {found:.2f} ({exact:.2f} in fp32)"
         return (
-            f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}, perplexity "
-            f"{quality['perplexity']:.2f} ({quality['reference_perplexity']:.2f} in fp32), least cosine "
-            f"{quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
+            f"{quality['grade']}: mean KL {quality['kl']:.3g} nats, top-1 {quality['top1']:.3f}{perplexity}, "
+            f"least cosine {quality['cosine']:.3f} over {quality['tokens']} tokens; bits equal at every cut{better}"
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(

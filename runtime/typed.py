@@ -36,7 +36,7 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         items = enumerate(_of(value, list, tuple, where))
         return tuple(read_typed(get_args(kind)[0], item, f"{where}[{i}]") for i, item in items)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 1 << 53:  # what a float holds exactly
         return float(value)
     return _of(value, kind, kind, where)
 

@@ -11,6 +11,7 @@ import tiny_pairs
 from semspec.calibration.ranges import take_ranges
 from semspec.calibration.texts import CalibrationText
 from semspec.export.checkpoint import open_checkpoint
+from semspec.export.packing import Schemes
 from semspec.export.pipeline import export_pair
 from semspec.export.verify import closeness
 from semspec.models.reference import run_reference
@@ -100,8 +101,26 @@ def test_narrow_rows_take_the_bits_they_need(tmp_path: Path) -> None:
     weights = export_pair(asked, None, tmp_path / "out", ranges).models["target"].weights
     assert all(8 * own.n_bytes / own.n_weights > 4.8 for own in weights.values())
     asked = tiny_pairs.request(model, "int4", quantizer="auto", bits_per_weight=5.0)
-    with pytest.raises(ConfigError, match="raise --bits-per-weight"):
+    with pytest.raises(ConfigError, match=r"--bits-per-weight 5\.0 is too few: .* take \d\.\d\d; raise"):
         export_pair(asked, None, tmp_path / "out2", ranges)
+
+
+def test_an_ample_budget_names_its_coarsest_linears(measured: tuple[Path, Path], tmp_path: Path) -> None:
+    """Most linears are int8 then; the gate still judges by the int4 ones, and `finer` are those that are finer."""
+    model, ranges = measured
+    asked = tiny_pairs.request(model, "int4", quantizer="auto", bits_per_weight=7.5)
+    export_pair(asked, None, tmp_path / "out", tiny_pairs.settings(ranges=(ranges,)))
+    found = Bundle.open(tmp_path / "out").model("target")
+    assert found.precision["layers"].startswith("int4") and "int8" in found.precision["finer"]
+    int8 = sum(n for own in found.weights.values() for name, n in own.schemes.items() if "int8" in name)
+    assert int8 > sum(n for own in found.weights.values() for n in own.schemes.values()) / 2
+
+
+@pytest.mark.parametrize("bits", [3.9, 9.1, float("nan"), float("inf")])
+def test_budgets_that_are_none_are_refused(bits: float) -> None:
+    """What no choice of 4 and 8 bits could come near."""
+    with pytest.raises(ConfigError, match="--bits-per-weight must be between 4 and 9, got"):
+        Schemes.choose(bits_per_weight=bits)
 
 
 def test_a_budget_excludes_other_choices(measured: tuple[Path, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -262,6 +263,11 @@ def test_inspect_shows_precision_and_quality(smollm2_bundle: Path, tmp_path: Pat
     assert rows["licence"].lower() == "apache-2.0"
     assert "mean KL" in rows["quality"] and "better: --precision int8" in rows["quality"]
     assert "hashes not" in done.out
+    assert re.search(
+        r"down +5\.1\d bits, +\d+\.\d MiB, error 0\.[01]\d+ of its weights: 30 x int4 block 32\n", done.out
+    )
+    assert re.search(r"head +9\.00 bits, .*: 1 x int8 block 32\n", done.out)
+    assert re.search(r"all +[56]\.\d\d bits", done.out) and re.search(r"perplexity \d+\.\d\d \(", done.out)
 
 
 def test_inspect_json_is_the_manifest(smollm2_bundle: Path, tmp_path: Path) -> None:

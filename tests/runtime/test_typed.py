@@ -36,6 +36,7 @@ def test_a_record_comes_back_from_its_json() -> None:
     """Tuples become lists and tuples again; records in mappings too."""
     record = Outer(name="é", inner={"a": Inner(count=1, layers=(1, 2))}, extra=[1.5, {"x": None}])
     assert read_typed(Outer, json.loads(json.dumps(asdict(record))), "file") == record
+    assert read_typed(tuple[float, ...], [1, -0.5], "file") == (1.0, -0.5)
     assert read_typed(Outer, {"name": "", "inner": {}}, "file") == Outer(name="", inner={})
 
 
@@ -74,3 +75,10 @@ def test_a_strangers_value_stays_one_short_line() -> None:
     """It goes into a terminal."""
     assert shown("a\n\x1b[31m") == r"'a\n\x1b[31m'"
     assert len(shown("x" * 10_000)) == 80
+
+
+@pytest.mark.parametrize("value", [True, "1", None, 10**400])
+def test_what_is_no_float_is_refused(value: object) -> None:
+    """Whole numbers are, where a float holds them; one of 400 digits must not end in an OverflowError."""
+    with pytest.raises(ValueError, match="size must be a number, found"):
+        read_typed(float, value, "size")
