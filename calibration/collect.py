@@ -18,11 +18,12 @@ from semspec.calibration.bench.records import Problem
 from semspec.calibration.collection import FORMAT, Collecting, Collection, CollectionRun, CollectSettings
 from semspec.calibration.contexts import check_prompts, make_context
 from semspec.calibration.pair import Pair, open_pair, rng_for
-from semspec.calibration.records import Context, Reading, Sample
+from semspec.calibration.records import Context, Sample
 from semspec.calibration.writing import Written, read_segment, write_segments
 from semspec.runtime.bundle import ROLES, Bundle
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import CalibrationError, ConfigError
+from semspec.runtime.readings import Reading
 from semspec.runtime.records import Progress
 from semspec.runtime.segments import Boundary
 

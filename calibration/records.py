@@ -1,5 +1,6 @@
-"""The nouns of semantic calibration: what was read, what was said there, and what the models' insides looked like.
+"""The nouns of semantic calibration: what was read, and what was said there.
 
+What a model made of a segment is runtime/readings.py's, since the runtime reads the same.
 Frozen, without behaviour; who makes and who uses them says so. Arrays are numpy and belong to nobody else.
 """
 
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semspec.runtime.records import Floats
+from semspec.runtime.readings import Reading
 
-__all__ = ["Context", "Reading", "Sample", "Signals"]
+__all__ = ["Context", "Sample"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,30 +28,6 @@ class Context:
     ids: tuple[int, ...]
     answer: str | None
     written_by: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
-    """Free numbers of one model's pass over a segment of n tokens; log-probabilities in nats, at temperature 1.
-
-    mean_logprob, min_logprob, sum_logprob: of the segment's tokens. mean_entropy: of the laws at their places,
-    before temperature and top-p.
-    agreement: share of tokens that are the model's arg-max.
-    """
-
-    mean_logprob: float
-    min_logprob: float
-    sum_logprob: float
-    mean_entropy: float
-    agreement: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reading:
-    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens."""
-
-    pooled: Floats
-    signals: Signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from semspec.calibration.records import Context, Reading, Sample, Signals
+from semspec.calibration.records import Context, Sample
 from semspec.export.rows import StoredTensor, read_rows
 from semspec.export.safetensors_file import read_safetensors_header, read_safetensors_metadata
 from semspec.export.safetensors_writer import write_safetensors
 from semspec.runtime.errors import CalibrationError, SourceError
+from semspec.runtime.readings import Reading, Signals
 from semspec.runtime.records import Floats
 from semspec.runtime.typed import read_typed
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from semspec.calibration.records import Reading, Signals
 from semspec.runtime.config import SamplingParams
-from semspec.runtime.errors import BackendError
 from semspec.runtime.model import LanguageModel, common_prefix
+from semspec.runtime.readings import Reading, Row, TokenSignals, sum_up
 from semspec.runtime.records import Floats
-from semspec.runtime.sampling import greedy, sample, warp
+from semspec.runtime.sampling import sample, warp
 from semspec.runtime.segments import Segment, Segmenter
 
 __all__ = ["Written", "read_segment", "write_segments"]
@@ -34,35 +32,12 @@ class Written:
     reading: Reading
 
 
-class _Token(NamedTuple):
-    """What a model thinks of one token: nats at temperature 1."""
-
-    logprob: float
-    entropy: float
-    agreed: bool
-
-
-class _Row:
-    """One row of logits (V,), padding cut off."""
-
-    def __init__(self, logits: Floats) -> None:
-        self.logits, self.best = logits, greedy(logits)
-        self._shifted = logits - logits[self.best]
-        weights = np.exp(self._shifted)
-        total = float(weights.sum(dtype=np.float64))
-        self._log_total = float(np.log(total))
-        self._entropy = self._log_total - float(np.sum(weights * self._shifted, dtype=np.float64)) / total
-
-    def of(self, token: int) -> _Token:
-        return _Token(float(self._shifted[token]) - self._log_total, self._entropy, token == self.best)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Node:
     """A begun segment that some samples have in common. pooled: the sum over the rows so far, None for none."""
 
     ids: tuple[int, ...]
-    tokens: tuple[_Token, ...]
+    tokens: tuple[TokenSignals, ...]
     pooled: Floats | None
     segment: Segment
     samples: tuple[int, ...]
@@ -94,7 +69,7 @@ def write_segments(
         last = node.ids[-1] if node.ids else context[-1]
         passed = model.forward([last], pool=np.ones(1, np.float32), pooled=node.pooled)
         assert passed.pooled is not None  # asked for
-        row, pooled = _Row(passed.logits[0, :n_ids]), passed.pooled.copy()
+        row, pooled = Row(passed.logits[0, :n_ids]), passed.pooled.copy()
         for token, samples in _draw(row, node.samples, rngs, sampling).items():
             segment = copy.copy(node.segment)
             ids, tokens = (*node.ids, token), (*node.tokens, row.of(token))
@@ -117,7 +92,7 @@ def read_segment(model: LanguageModel, context: Sequence[int], ids: Sequence[int
     given = [context[-1], *ids[:-1]]
     passed = model.forward(given, rows=range(len(given)), pool=np.ones(len(given), np.float32))
     assert passed.pooled is not None  # asked for
-    tokens = [_Row(logits[:n_ids]).of(token) for logits, token in zip(passed.logits, ids, strict=True)]
+    tokens = [Row(logits[:n_ids]).of(token) for logits, token in zip(passed.logits, ids, strict=True)]
     reading = _reading(passed.pooled, tokens)
     model.rewind(start)
     return reading
@@ -133,7 +108,7 @@ def _recall(model: LanguageModel, context: Sequence[int]) -> int:
 
 
 def _draw(
-    row: _Row,
+    row: Row,
     samples: Sequence[int],
     rngs: Sequence[np.random.Generator | None],
     sampling: SamplingParams,
@@ -152,19 +127,5 @@ def _draw(
     return drawn
 
 
-def _reading(pooled: Floats, tokens: Sequence[_Token]) -> Reading:
-    logprobs = [token.logprob for token in tokens]
-    n = len(tokens)
-    if not np.isfinite(pooled).all():
-        raise BackendError(
-            "the engine computed hidden states that are not finite; export with a wider precision (fp32 activations) "
-            "or use another backend"
-        )
-    signals = Signals(
-        mean_logprob=sum(logprobs) / n,
-        min_logprob=min(logprobs),
-        sum_logprob=sum(logprobs),
-        mean_entropy=sum(token.entropy for token in tokens) / n,
-        agreement=sum(token.agreed for token in tokens) / n,
-    )
-    return Reading(pooled=pooled / np.float32(n), signals=signals)
+def _reading(pooled: Floats, tokens: Sequence[TokenSignals]) -> Reading:
+    return Reading(pooled=pooled / np.float32(len(tokens)), signals=sum_up(tokens))

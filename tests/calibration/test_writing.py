@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from semspec.calibration.pair import Pair, open_pair, rng_for
-from semspec.calibration.records import Reading, Signals
 from semspec.calibration.writing import Written, read_segment, write_segments
 from semspec.export.pipeline import export_pair
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError, CalibrationError, ConfigError
+from semspec.runtime.readings import Reading, Signals
 from semspec.runtime.records import Floats
 from semspec.runtime.sampling import greedy, sample, warp
 from semspec.runtime.segments import Boundary
