@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,7 +18,7 @@ from semspec.runtime.errors import BundleError
 from semspec.runtime.external import check_external_data
 from semspec.runtime.segments import Boundary
 from semspec.runtime.tokenizer import CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, TOKENIZER
-from semspec.runtime.typed import read_typed, shown
+from semspec.runtime.typed import plain, read_typed, shown
 
 __all__ = [
     "FORMAT",
@@ -95,7 +95,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of semspec.json: the same manifest gives the same bytes."""
-        content = {"format": FORMAT, **asdict(self)}
+        content = {"format": FORMAT, **plain(self)}
         return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -111,7 +111,7 @@ class Bundle:
 
         Raises BundleError: no bundle, unknown format, a file that is missing, of another size or content, or
         that lies outside the folder. Files that the manifest does not list are not looked at; nothing of
-        the bundle is ever read from one.
+        the bundle is ever read from one, but probes, which list themselves (probe_set.py).
         """
         try:
             manifest = _read_manifest(path)

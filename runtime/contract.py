@@ -23,10 +23,23 @@ from dataclasses import dataclass
 from semspec.runtime.errors import BundleError, ConfigError
 from semspec.runtime.records import TensorSpec
 
-__all__ = ["GRAPHS", "PORTS", "PROBE_PORTS", "GraphSpec", "Port", "check_ports", "kv_pairs", "probe_ports"]
+__all__ = [
+    "GRAPHS",
+    "IN_PLACE",
+    "PORTS",
+    "PROBE_PORTS",
+    "SPAN_STEP",
+    "GraphSpec",
+    "Port",
+    "check_ports",
+    "kv_pairs",
+    "probe_ports",
+    "span_of",
+]
 
 GRAPHS = ("cpu", "cuda", "native", "primitive")
 TOP_IDS = 64  # candidates returned by top_logits and top_ids
+SPAN_STEP = 256  # cache rows by which what attention reads grows
 
 ALL = frozenset(GRAPHS)
 CPU, CUDA, NATIVE, PRIMITIVE = (frozenset({name}) for name in GRAPHS)
@@ -80,7 +93,7 @@ PORTS: tuple[Port, ...] = (
     _in("pool", "float32", "B", "S", note="weight of each row in the pooled sum"),
     _in("pooled_in", "float32", "B", "K", "E", note="the sum so far; zeros at a segment's start"),
     _in("spare", "int64", 1, graphs=CPU, note="1 where S is odd: rows are computed in pairs"),
-    _in("span", "int64", "T", graphs=NATIVE, note="cache rows read: 0..T-1, T a multiple of 256"),
+    _in("span", "int64", "T", graphs=NATIVE, note="cache rows read: 0..T-1; see span_of"),
     _in("next_ids", "index", "B", "R", graphs=SIGNALS, note="token that follows each wanted row; 0 unknown"),
     _in("kv.{i}.key", "cache", "B", "H", "C", "D", each="layer", note="keys, rotated"),
     _in("kv.{i}.value", "cache", "B", "H", "C", "D", each="layer", note="values"),
@@ -175,6 +188,11 @@ class GraphSpec:
         """C: rows of a cache buffer."""
         return self.max_context + 1
 
+    @property
+    def index_dtype(self) -> str:
+        """dtype of ids, lengths and row numbers."""
+        return "int32" if self.graph == "primitive" else "int64"
+
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Every input of the graph, in the contract's order."""
         return tuple(spec for port in PORTS if not port.output for spec in self._expand(port))
@@ -198,7 +216,7 @@ class GraphSpec:
             TOP_IDS: min(TOP_IDS, self.vocab_size),
         }
         dtypes = {
-            "index": "int32" if self.graph == "primitive" else "int64",
+            "index": self.index_dtype,
             "cache": self.cache,
             "activation": self.activation,
         }
@@ -208,23 +226,37 @@ class GraphSpec:
 
 
 def kv_pairs(spec: GraphSpec) -> tuple[tuple[str, str], ...]:
-    """(input, output) names that share one cache buffer, layer by layer, key before value."""
-    return tuple(
-        (f"kv.{i}.{part}", f"kv_out.{i}.{part}") for i in range(spec.n_layers) for part in ("key", "value")
-    )
+    """(input, output) names that share one cache buffer, layer by layer, key before value.
+
+    The output is empty where the graph only reads its cache: the runtime writes `kv_new` into it.
+    """
+    names = [f"{i}.{part}" for i in range(spec.n_layers) for part in ("key", "value")]
+    writes = spec.graph in IN_PLACE
+    return tuple((f"kv.{name}", f"kv_out.{name}" if writes else "") for name in names)
+
+
+def span_of(spec: GraphSpec, length: int) -> int:
+    """T for a cache of `length` rows, new ones included: SPAN_STEP or a multiple, or C where that is less.
+
+    Few sizes of T mean few shapes that an engine prepares for.
+    """
+    return min(-(-length // SPAN_STEP) * SPAN_STEP, spec.capacity)
 
 
 def probe_ports(
     n_pooled: int, width: int, n_signals: int
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of a probe graph for K pooled layers of width E and F signals."""
+    """Inputs and outputs of a probe graph for K pooled layers of width E and F signals.
+
+    Where there are none of one kind, that input is left out.
+    """
     sizes: dict[int | str, int] = {"K": n_pooled, "E": width, "F": n_signals}
 
     def concrete(output: bool) -> tuple[TensorSpec, ...]:
         return tuple(
             TensorSpec(port.name, port.dtype, tuple(sizes.get(size, size) for size in port.shape))
             for port in PROBE_PORTS
-            if port.output is output
+            if port.output is output and 0 not in (sizes.get(size, size) for size in port.shape)
         )
 
     return concrete(False), concrete(True)

@@ -13,9 +13,11 @@ import numpy as np
 
 from semspec.runtime.chooser import Chooser
 from semspec.runtime.model import LanguageModel, common_prefix
-from semspec.runtime.records import Draft, Law
+from semspec.runtime.pace import Pace
+from semspec.runtime.readings import NO_SIGNALS, NO_STATES, Reading, Row, TokenSignals, sum_up
+from semspec.runtime.records import Draft, Floats, Law
 from semspec.runtime.sampling import sample
-from semspec.runtime.segments import Segmenter
+from semspec.runtime.segments import Segment
 
 __all__ = ["Drafter", "ModelDrafter", "NgramDrafter"]
 
@@ -35,8 +37,19 @@ class Drafter(Protocol):
         """Begin a request whose committed tokens are `prompt`."""
         ...
 
-    def propose(self, limit: int, rng: np.random.Generator) -> Draft:
-        """At most `limit` tokens to follow the committed ones; none is an answer too."""
+    def propose(
+        self,
+        limit: int,
+        rng: np.random.Generator,
+        *,
+        segment: Segment | None = None,
+        judged: bool = False,
+    ) -> Draft:
+        """At most `limit` tokens to follow the committed ones; none is an answer too.
+
+        segment: begun by the committed tokens; nothing behind its end is of use. It may be written on. judged: as a
+        whole segment, so what its author makes of it may be asked for.
+        """
         ...
 
     def commit(self, ids: Sequence[int]) -> None:
@@ -48,9 +61,9 @@ class ModelDrafter:
     """A small model. Its cache holds a prefix of the committed tokens and takes what is missing when it drafts.
 
     chooser: the request's own, so that drafts are drawn under the same penalties, processors and filters.
-    stop_ids: end a draft, since nothing can follow them. segmenter: where given, a draft ends where a segment does,
-    and begins one. vocab_size: ids the model has, None for all of the chooser's; it drafts no more once the text has
-    another. The same where its context is full.
+    stop_ids: end a draft, since nothing can follow them. vocab_size: ids the model has, None for all of the chooser's;
+    it drafts no more once the text has another. The same where its context is full. states, signals: read these of
+    drafts that are judged as segments. pace: how long those get.
     """
 
     def __init__(
@@ -59,36 +72,55 @@ class ModelDrafter:
         chooser: Chooser,
         *,
         stop_ids: Collection[int] = (),
-        segmenter: Segmenter | None = None,
         vocab_size: int | None = None,
+        states: bool = False,
+        signals: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.model, self.chooser, self.note = model, chooser, ""
-        self._stop_ids, self._segmenter = stop_ids, segmenter
+        self._stop_ids = stop_ids
         self._vocab_size = chooser.vocab_size if vocab_size is None else vocab_size
+        self._states, self._signals, self._pace = states, signals, pace or Pace()
         self._committed: list[int] = []
         self._proposed: tuple[int, ...] = ()
+        self._paced = False  # what was proposed is a segment, or the beginning of one
 
     def start(self, prompt: Sequence[int]) -> None:
         self._committed, self._proposed, self.note = list(prompt), (), ""
         self.model.rewind(common_prefix(self.model.tokens, prompt[:-1]))
 
-    def propose(self, limit: int, rng: np.random.Generator) -> Draft:
+    def propose(
+        self,
+        limit: int,
+        rng: np.random.Generator,
+        *,
+        segment: Segment | None = None,
+        judged: bool = False,
+    ) -> Draft:
+        unread = self._committed[self.model.length :]
+        limit = min(self._pace.limit(limit) if judged else limit, self._room(unread))
+        notes = _Notes(
+            self.chooser.vocab_size, states=judged and self._states, signals=judged and self._signals
+        )
         ids: list[int] = []
         laws: list[Law] = []
-        unread = self._committed[self.model.length :]
-        segment = None if self._segmenter is None else self._segmenter.begin()
-        for _ in range(min(limit, self._room(unread))):
-            law = self.chooser.law(self.model.forward(unread).logits[0])
+        over = False
+        while len(ids) < limit and not over:
+            logits = notes.read(self.model, unread)
+            if judged and ids and self._pace.reads_rows and self._pace.ends(notes.row):
+                notes.forget_row()
+                break
+            law = self.chooser.law(logits)
             token = sample(law, rng)
             ids.append(token)
             laws.append(law)
+            notes.add(token)
             unread = [token]
             self.chooser.accept(token)
-            if token in self._stop_ids or (segment is not None and segment.push(token)):
-                break
+            over = token in self._stop_ids or (segment is not None and segment.push(token))
         self.chooser.rollback(len(ids))
-        self._proposed = tuple(ids)
-        return Draft(ids=self._proposed, laws=tuple(laws))
+        self._proposed, self._paced = tuple(ids), judged and bool(ids)
+        return Draft(ids=self._proposed, laws=tuple(laws), reading=notes.reading(len(ids)))
 
     def commit(self, ids: Sequence[int]) -> None:
         agreed = 0
@@ -96,12 +128,14 @@ class ModelDrafter:
             if ours != theirs:
                 break
             agreed += 1
+        if self._paced:
+            self._pace.saw(drafted=len(self._proposed), kept=agreed)
         # the last proposal was never read, so what is remembered may be shorter than what was agreed; the last
         # committed token is left to be read, for its logits are wanted next
         agreed = min(agreed, len(ids) - 1)
         self.model.rewind(min(self.model.length, len(self._committed) + agreed))
         self._committed += ids
-        self._proposed = ()
+        self._proposed, self._paced = (), False
 
     def _room(self, unread: Sequence[int]) -> int:
         """Tokens that can be drafted; none, and a note, where the model cannot read the text any more."""
@@ -116,6 +150,59 @@ class ModelDrafter:
         return context - len(self._committed) + 1
 
 
+class _Notes:
+    """What a model makes of its own draft, as far as it is asked for.
+
+    The states of a row are pooled with the pass that reads it, so the sum is one row ahead where a draft stops before a
+    token is drawn: it is of that draft's rows all the same once the last is forgotten.
+    """
+
+    def __init__(self, vocab_size: int, *, states: bool, signals: bool) -> None:
+        self._vocab_size, self._states, self._signals = vocab_size, states, signals
+        self._logits: Floats = NO_STATES
+        self._row: Row | None = None
+        self._pooled: Floats | None = None
+        self._before: Floats | None = None
+        self._tokens: list[TokenSignals] = []
+
+    def read(self, model: LanguageModel, unread: Sequence[int]) -> Floats:
+        """The logits (V,) behind `unread`, which the model reads."""
+        pool = None
+        if self._states:
+            pool = np.zeros(len(unread), np.float32)
+            pool[-1] = 1
+        found = model.forward(unread, pool=pool, pooled=self._pooled)
+        if found.pooled is not None:
+            self._before, self._pooled = self._pooled, found.pooled.copy()
+        self._logits, self._row = found.logits[0], None
+        return self._logits
+
+    @property
+    def row(self) -> Row:
+        """The row just read."""
+        if self._row is None:
+            self._row = Row(self._logits[: self._vocab_size])
+        return self._row
+
+    def add(self, token: int) -> None:
+        """Drawn from the row just read."""
+        if self._signals:
+            self._tokens.append(self.row.of(token))
+
+    def forget_row(self) -> None:
+        """Nothing was drawn from the row just read."""
+        self._pooled = self._before
+
+    def reading(self, n_tokens: int) -> Reading | None:
+        """Of the whole draft; None where nothing was asked for, or nothing drafted."""
+        if not n_tokens or not (self._states or self._signals):
+            return None
+        return Reading(
+            pooled=NO_STATES if self._pooled is None else self._pooled / np.float32(n_tokens),
+            signals=sum_up(self._tokens) if self._signals else NO_SIGNALS,
+        )
+
+
 class NgramDrafter:
     """Looks the last 4, 3, 2 or 1 tokens up in prompt and output, and proposes what followed them last time."""
 
@@ -128,7 +215,14 @@ class NgramDrafter:
         self._committed, self._followed_at = [], {}
         self.commit(prompt)
 
-    def propose(self, limit: int, rng: np.random.Generator) -> Draft:
+    def propose(
+        self,
+        limit: int,
+        rng: np.random.Generator,
+        *,
+        segment: Segment | None = None,
+        judged: bool = False,
+    ) -> Draft:
         for size in NGRAM_SIZES:
             at = self._followed_at.get(tuple(self._committed[-size:]))
             if at is not None:

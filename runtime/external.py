@@ -19,7 +19,7 @@ from pathlib import Path
 from semspec.runtime.errors import BundleError
 from semspec.runtime.typed import shown
 
-__all__ = ["check_external_data"]
+__all__ = ["check_external_data", "external_bytes"]
 
 # message -> field number -> message of that field
 _CHILDREN: dict[str, dict[int, str]] = {
@@ -58,6 +58,19 @@ def check_external_data(graph: Path) -> frozenset[str]:
             except (_Malformed, UnicodeDecodeError):
                 raise BundleError(f"{graph} is not a readable ONNX file; export the bundle again") from None
     return frozenset(sizes)
+
+
+def external_bytes(graph: Path) -> int:
+    """How much of the files beside it a graph reads, what several tensors share counted once. Raises as
+    check_external_data."""
+    check_external_data(graph)
+    ranges: dict[tuple[str, str], int] = {}
+    with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for entries in _tensors(data, 0, len(data), "model", 0):
+            location, offset = entries["location"], entries.get("offset", "0")
+            length = entries.get("length") or str(_plain_size(graph, location) - int(offset))
+            ranges[location, offset] = max(int(length), ranges.get((location, offset), 0))
+    return sum(ranges.values())
 
 
 def _check(graph: Path, entries: dict[str, str], sizes: dict[str, int]) -> None:

@@ -6,7 +6,8 @@ may say; it knows no judge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol, runtime_checkable
@@ -14,7 +15,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.records import Verdict
+from semspec.runtime.features import SegmentText
+from semspec.runtime.records import Draft, Verdict
 from semspec.runtime.review import Review
 from semspec.runtime.segments import Segment, Segmenter
 
@@ -51,33 +53,68 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """A judge at work on one request."""
+    """A judge at work on one request.
+
+    rng: the judge's numbers. whole_only: a draft that stopped before its segment's end is left to the exact rule, and
+    the rest of the segment to the target. exact_inside: what the target writes itself is drafted too, token by token,
+    and judged by the exact rule. closing: an id that ends the thoughts; from the first one on the target writes all.
+    few_rows: the judge reads none of the target's logits, so only those are computed that tokens may be drawn from.
+    bonus: a token of the target's stands behind a segment that is kept. describe: context and segment -> what the
+    segment says, where the judge asks.
+    """
 
     judge: Judge
     segmenter: Segmenter
     rng: np.random.Generator
+    whole_only: bool = False
+    exact_inside: bool = False
+    closing: int | None = None
+    few_rows: bool = False
+    bonus: bool = False
+    describe: Callable[[Sequence[int], Sequence[int]], SegmentText] | None = None
 
 
 class Turns:
     """Who writes next. The target: all of it without a drafter, its first segment where segments are judged, a
-    segment that the judge leaves to it, and one where the drafter has nothing to say."""
+    segment that the judge leaves to it, one where the drafter has nothing to say, and what follows the thoughts."""
 
     def __init__(self, judging: Judging | None) -> None:
         self._judging = judging
         self._own: Segment | None = None
+        self._to_end = False
         if judging is not None and judging.judge.segments:
             self._own = judging.segmenter.begin()
 
     @property
     def target_writes(self) -> bool:
-        """Nothing is to be drafted now."""
-        return self._own is not None
+        """No draft is to be judged now, but by the exact rule."""
+        return self._to_end or self._own is not None
 
-    def take(self, ids: Sequence[int], *, drafted: bool, target_writes: bool) -> None:
-        """A round committed `ids`. drafted: there was a draft; target_writes: its verdict gives the target the word."""
+    @property
+    def silent(self) -> bool:
+        """Nothing is to be drafted now."""
+        return self._judging is not None and self.target_writes and not self._judging.exact_inside
+
+    def segment(self) -> Segment | None:
+        """A segment for a draft to go on with, to be written on at will; None where drafts have no such end."""
+        if self._judging is None or self._to_end or not self._judging.judge.segments:
+            return None
+        return self._judging.segmenter.begin() if self._own is None else copy.copy(self._own)
+
+    def judging(self, draft: Draft) -> Judging | None:
+        """Who judges the draft; None: the exact rule, and where there is no draft."""
+        judging = self._judging
+        if judging is None or self.target_writes or not draft.ids:
+            return None
+        return judging if draft.whole or not judging.whole_only else None
+
+    def take(self, ids: Sequence[int], *, judged: bool, verdict: Verdict) -> None:
+        """A round committed `ids`. judged: by the judge. What it was not asked about the target goes on with."""
         if self._judging is None:
             return
-        if self._own is None and (target_writes or (self._judging.judge.segments and not drafted)):
+        self._to_end |= verdict.to_end or self._judging.closing in ids
+        left_over = self._judging.judge.segments and not judged
+        if self._own is None and (verdict.target_writes or left_over):
             self._own = self._judging.segmenter.begin()
         if self._own is not None and any(self._own.push(token) for token in ids):
             self._own = None

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from semspec.runtime.acceptance import RULES
 from semspec.runtime.backends import check_backend, open_backend
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.bundle import Bundle
-from semspec.runtime.chooser import Chooser, Processor, check_processors
+from semspec.runtime.chooser import Processor
 from semspec.runtime.config import SamplingParams, SpecConfig
-from semspec.runtime.drafting import Drafter, ModelDrafter, NgramDrafter
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.judging import Judge, Judging, check_judge, decision_rng
-from semspec.runtime.loop import Request, decode
+from semspec.runtime.judging import Judge
+from semspec.runtime.loop import decode
 from semspec.runtime.model import CachedModel
-from semspec.runtime.records import Floats
-from semspec.runtime.segments import Segmenter
-from semspec.runtime.stats import Ledger, Summary
-from semspec.runtime.stopping import StopWatch
+from semspec.runtime.records import Floats, Judged
+from semspec.runtime.requests import Requests, wants_draft
+from semspec.runtime.stats import Summary
 from semspec.runtime.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Completion", "Delta", "Prompt"]
@@ -40,7 +35,8 @@ class Delta:
 
     The first n_from_draft of its ids were written by the draft; the last n_lossy of these need not follow the target's
     law. rule: what kept them (records.Step). finish_reason is None until the last piece. stats are those of the answer
-    so far. logprobs: of each id, where SamplingParams.logprobs asks for them.
+    so far. logprobs: of each id, where SamplingParams.logprobs asks for them. judged: where a judge spoke, what of the
+    draft it kept and why.
     """
 
     text: str
@@ -51,13 +47,15 @@ class Delta:
     finish_reason: str | None
     stats: Summary
     logprobs: tuple[float, ...] = ()
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """A finished answer. token_ids ends with the token that completed a stop; text ends before the stop.
 
-    finish_reason: `stop` (an end id or a stop string) or `length` (max_tokens, or the context is full).
+    finish_reason: `stop` (an end id or a stop string) or `length` (max_tokens, or the context is full). judged: of
+    every draft that a judge saw.
     """
 
     text: str
@@ -65,6 +63,7 @@ class Completion:
     finish_reason: str
     stats: Summary
     logprobs: tuple[float, ...] = ()
+    judged: tuple[Judged, ...] = ()
 
 
 class LLM:
@@ -75,7 +74,8 @@ class LLM:
     missing one is an error, never another one. threads: CPU threads, None for one a core. verify: check the hash
     of every file first.
 
-    Raises ConfigError (unknown backend), BundleError and BackendError when opened.
+    Raises ConfigError (unknown backend), BundleError, BackendError, and for a semantic mode CalibrationError, when
+    opened.
     """
 
     def __init__(
@@ -92,14 +92,20 @@ class LLM:
         self.tokenizer = Tokenizer.open(self.bundle.tokenizer)
         self.default_sampling = SamplingParams.from_generation_config(self.tokenizer.generation)
         self.spec = spec or SpecConfig()
-        pair = self._wants_model(self.spec, "draft" in self.bundle.manifest.models)
+        pair = wants_draft(self.spec, "draft" in self.bundle.manifest.models)
         for role in ("target", "draft") if pair else ("target",):
             self.bundle.graph_file(role, backend)  # no engine would help a bundle that lacks it
         # two engines that share cores must not keep them busy while they wait
         engine = open_backend(backend, threads=threads, spin=not pair)
         self.target = _open_model(self.bundle, "target", engine)
         self.draft = _open_model(self.bundle, "draft", engine) if pair else None
+        self._requests = Requests(self.bundle, self.tokenizer, engine, self.draft)
         self._n_requests = 0
+        try:
+            self._requests.prepare(self.spec)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> LLM:
         return self
@@ -111,6 +117,7 @@ class LLM:
 
     def close(self) -> None:
         """Release the engines. Safe to call twice."""
+        self._requests.close()
         self.target.close()
         if self.draft is not None:
             self.draft.close()
@@ -216,8 +223,9 @@ class LLM:
         processors: Sequence[Processor],
         judge: Judge | None,
     ) -> Iterator[Delta]:
-        request = self._request(ids, sampling or self.default_sampling, spec or self.spec, processors, judge)
-        model = self._open_draft() if request.alone else self.target
+        params = sampling or self.default_sampling
+        request = self._requests.make(ids, params, spec or self.spec, processors, judge)
+        model = self._requests.open_draft() if request.alone else self.target
         self._n_requests += 1
         number = self._n_requests
         for step in decode(model, request):
@@ -230,74 +238,13 @@ class LLM:
                 finish_reason=step.finish_reason,
                 stats=request.ledger.summary(),
                 logprobs=step.logprobs,
+                judged=step.judged,
             )
             if step.finish_reason is None and number != self._n_requests:
                 raise ConfigError(
                     "another request on this LLM began before this one ended; finish one before the next, "
                     "or open the bundle twice"
                 )
-
-    def _request(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        spec: SpecConfig,
-        processors: Sequence[Processor],
-        judge: Judge | None,
-    ) -> Request:
-        speculative = spec.mode in ("lossless", "judged")
-        check_processors(processors, speculative=speculative)
-        check_judge(judge, spec.mode)
-        chooser = Chooser(params, self.tokenizer.vocab_size, ids, processors)
-        watch = StopWatch(params, self.tokenizer.eos_ids, self.tokenizer.stream(ids))
-        judging = None if judge is None else self._judging(judge, params.seed, ids, watch.stop_ids)
-        return Request(
-            prompt=ids,
-            chooser=chooser,
-            watch=watch,
-            ledger=Ledger(),
-            rng=np.random.default_rng(params.seed),
-            drafter=self._drafter(spec, chooser, watch.stop_ids, judging) if speculative else None,
-            num_draft_tokens=spec.num_draft_tokens,
-            rule=RULES["block" if spec.block else "token"],
-            judging=judging,
-            alone=spec.mode == "draft-alone",
-            logprobs=params.logprobs,
-        )
-
-    def _judging(
-        self, judge: Judge, seed: int | None, prompt: Sequence[int], stop_ids: Collection[int]
-    ) -> Judging:
-        segmenter = Segmenter(self.bundle.manifest.boundary, self.tokenizer.token_bytes, stop_ids)
-        return Judging(judge=judge, segmenter=segmenter, rng=decision_rng(seed, prompt))
-
-    def _drafter(
-        self, spec: SpecConfig, chooser: Chooser, stop_ids: Collection[int], judging: Judging | None
-    ) -> Drafter:
-        segmenter = judging.segmenter if judging is not None and judging.judge.segments else None
-        if not self._wants_model(spec, self.draft is not None):
-            if segmenter is not None:
-                raise ConfigError(
-                    "n-grams draft no segments: this judge needs the draft model (draft='model')"
-                )
-            return NgramDrafter()
-        draft = self._open_draft()
-        rows = draft.spec.vocab_size
-        return ModelDrafter(draft, chooser, stop_ids=stop_ids, segmenter=segmenter, vocab_size=rows)
-
-    def _open_draft(self) -> CachedModel:
-        if self.draft is None:
-            raise ConfigError("the draft model is not open: open the bundle with LLM(..., spec=SpecConfig())")
-        return self.draft
-
-    @staticmethod
-    def _wants_model(spec: SpecConfig, available: bool) -> bool:
-        """Whether the draft model is needed; where drafts change no answer, `auto` takes it if it is there."""
-        if spec.mode == "autoregressive":
-            return False
-        if spec.mode == "draft-alone":
-            return True
-        return spec.draft == "model" or (spec.draft == "auto" and (available or spec.mode == "judged"))
 
 
 def _open_model(bundle: Bundle, role: str, engine: Backend) -> CachedModel:
@@ -316,4 +263,5 @@ def _collect(deltas: Iterator[Delta]) -> Completion:
         finish_reason=last.finish_reason,
         stats=last.stats,
         logprobs=tuple(value for piece in pieces for value in piece.logprobs),
+        judged=tuple(piece.judged for piece in pieces if piece.judged is not None),
     )

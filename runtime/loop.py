@@ -5,12 +5,14 @@
 Invariant after every step: the target remembers every committed token but the pending one, the last, which the
 next pass reads first; a drafter's model remembers a prefix of them. Without a drafter a round is one token: plain
 decoding is the same loop with empty drafts. So is a segment that the target writes itself where a judge looks at
-segments (judging.py); its first token comes from the pass that reviewed the draft it replaces.
+segments (judging.py), unless it is drafted token by token inside; its first token comes from the pass that reviewed
+the draft it replaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +23,7 @@ from semspec.runtime.drafting import Drafter
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.judging import Judging, Turns, pass_judgement
 from semspec.runtime.model import LanguageModel, common_prefix
-from semspec.runtime.records import Draft, Floats, Step, Verdict
+from semspec.runtime.records import Draft, Floats, Judged, Law, Step, Verdict
 from semspec.runtime.review import Review, TargetLaws
 from semspec.runtime.sampling import log_probabilities, sample
 from semspec.runtime.stats import Ledger
@@ -64,14 +66,20 @@ def decode(target: LanguageModel, request: Request) -> Iterator[Step]:
     _prefill(target, request)
     pending, turns = request.prompt[-1], Turns(request.judging)
     while True:
-        draft = EMPTY if turns.target_writes else _propose(target, request)
+        draft = _propose(target, request, turns)
+        judging = turns.judging(draft)
+        rows = _rows(request, draft, judging)
         with request.ledger.time("draft" if request.alone else "target"):
-            found = target.forward([pending, *draft.ids], rows=range(len(draft.ids) + 1))
-        laws = TargetLaws(request.chooser, found.logits, draft.ids, request.watch.stop_ids)
-        verdict = _judge(target, request, draft, laws)
+            found = target.forward([pending, *draft.ids], rows=rows, pool=_pool(draft, judging))
+        laws = TargetLaws(request.chooser, found.logits, draft.ids, request.watch.stop_ids, rows=rows)
+        if judging is None:
+            verdict = _by_rule(request, draft, laws)
+        else:
+            verdict = _by_judge(request, judging, draft, laws, target, found.pooled)
+        laws.close()
         with request.ledger.time("sampling"):
-            step = _commit(target, request, draft, verdict, laws.logits)
-        turns.take(step.ids, drafted=bool(draft.ids), target_writes=verdict.target_writes)
+            step = _commit(target, request, judging, draft, verdict, laws.logits)
+        turns.take(step.ids, judged=judging is not None, verdict=verdict)
         pending = step.ids[-1]
         yield step
         if step.finish_reason:
@@ -97,48 +105,93 @@ def _prefill(target: LanguageModel, request: Request) -> None:
         request.drafter.start(request.prompt)
 
 
-def _propose(target: LanguageModel, request: Request) -> Draft:
+def _propose(target: LanguageModel, request: Request, turns: Turns) -> Draft:
     """A draft that neither max_tokens nor the context cuts short."""
-    limit = _limit(target, request)
-    if request.drafter is None or limit <= 0:
+    segment = turns.segment()
+    judged = segment is not None and not turns.target_writes
+    limit = _limit(target, request, judged)
+    if request.drafter is None or limit <= 0 or turns.silent:
         return EMPTY
     with request.ledger.time("draft"):
-        draft = request.drafter.propose(limit, request.rng)
+        draft = request.drafter.propose(limit, request.rng, segment=copy.copy(segment), judged=judged)
     # whoever proposes more than was asked for is heard as far as there is room, and never beyond a stop or a segment
-    ids = draft.ids[:limit]
-    if request.judging is not None and request.judging.judge.segments:
-        n = request.judging.segmenter.length(ids) or len(ids)
-    else:
-        n = next((n for n, token in enumerate(ids, 1) if token in request.watch.stop_ids), len(ids))
-    return Draft(ids=ids[:n], laws=draft.laws[:n])
+    ids, whole = draft.ids[:limit], False
+    for n, token in enumerate(ids, 1):
+        whole = segment is not None and segment.push(token)
+        if whole or token in request.watch.stop_ids:
+            ids = ids[:n]
+            break
+    n = len(ids)
+    reading = draft.reading if n == len(draft.ids) else None
+    return Draft(ids=ids, laws=draft.laws[:n], whole=whole, reading=reading)
 
 
-def _limit(target: LanguageModel, request: Request) -> int:
+def _limit(target: LanguageModel, request: Request, judged: bool) -> int:
     """Most tokens of a draft: its review reads the pending one too and, but for segments, ends with one more."""
     room, left = target.max_context - target.length - 1, request.watch.left
-    if request.judging is not None and request.judging.judge.segments:
+    if judged and request.judging is not None:
         return min(request.judging.segmenter.boundary.max_tokens, left, room)
     return min(request.num_draft_tokens, left - 1, room)
 
 
-def _judge(target: LanguageModel, request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
-    """What is kept of a draft and which token follows it."""
-    judging = request.judging if draft.ids else None
+def _rows(request: Request, draft: Draft, judging: Judging | None) -> Sequence[int]:
+    """The rows of a review that are looked at: all of them, or those that tokens may be drawn from."""
+    n = len(draft.ids)
+    if judging is None or not judging.few_rows or not draft.whole or request.logprobs:
+        return range(n + 1)
+    return (0, n) if judging.bonus else (0,)
+
+
+def _pool(draft: Draft, judging: Judging | None) -> Floats | None:
+    """1 for the rows that predicted the draft, 0 for the one behind it."""
     if judging is None:
-        with request.ledger.time("sampling"):
-            verdict = request.rule(draft.ids, draft.laws, laws, request.rng)
-    else:
-        with request.ledger.time("judge"):
-            verdict = pass_judgement(judging, Review(draft, laws, target, request.ledger))
-        if verdict.target_writes and verdict.extra is None:
-            verdict = replace(verdict, extra=sample(laws[verdict.keep], request.rng))
-        if judging.judge.segments:
-            request.ledger.add_segment(kept=verdict.keep == len(draft.ids))
-    laws.close()
+        return None
+    pool = np.ones(len(draft.ids) + 1, np.float32)
+    pool[-1] = 0
+    return pool
+
+
+def _by_rule(request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
+    """The exact rule. Where the target's own segment ends with the draft, no token of the next one is drawn."""
+    with request.ledger.time("sampling"):
+        verdict = request.rule(draft.ids, draft.laws, laws, request.rng)
+    return replace(verdict, extra=None) if draft.whole and verdict.keep == len(draft.ids) else verdict
+
+
+def _by_judge(
+    request: Request,
+    judging: Judging,
+    draft: Draft,
+    laws: TargetLaws,
+    target: LanguageModel,
+    pooled: Floats | None,
+) -> Verdict:
+    """What the judge says, and a token of the target's where it is to go on."""
+
+    def exact(ids: Sequence[int], q: Sequence[Law], p: Sequence[Law]) -> Verdict:
+        return request.rule(ids, q, p, request.rng)
+
+    review = Review(
+        draft, laws, target, request.ledger, pooled=pooled, describe=judging.describe, exact=exact
+    )
+    with request.ledger.time("judge"):
+        verdict = pass_judgement(judging, review)
+    adds = verdict.target_writes or (judging.bonus and verdict.keep == len(draft.ids))
+    if adds and verdict.extra is None:
+        verdict = replace(verdict, extra=sample(laws[verdict.keep], request.rng))
+    if judging.judge.segments:
+        request.ledger.add_segment(len(draft.ids), kept=verdict.keep == len(draft.ids))
     return verdict
 
 
-def _commit(target: LanguageModel, request: Request, draft: Draft, verdict: Verdict, logits: Floats) -> Step:
+def _commit(
+    target: LanguageModel,
+    request: Request,
+    judging: Judging | None,
+    draft: Draft,
+    verdict: Verdict,
+    logits: Floats,
+) -> Step:
     """Cut at a stop, and bring every memory to what was committed."""
     remembered = target.length - len(draft.ids) - 1
     ids = draft.ids[: verdict.keep] if verdict.extra is None else (*draft.ids[: verdict.keep], verdict.extra)
@@ -151,40 +204,52 @@ def _commit(target: LanguageModel, request: Request, draft: Draft, verdict: Verd
         request.drafter.commit(ids)
         request.ledger.note = request.drafter.note
     n_kept = min(verdict.keep, len(ids))
-    step = Step(
+    n_lossy = len(ids) if request.alone else _n_lossy(judging, verdict, n_kept)
+    n_judged = _looked_at(judging, draft, verdict, cut)
+    request.ledger.add_round(
+        drafted=n_judged,
+        accepted=n_kept,
+        emitted=len(ids),
+        lossy=n_lossy,
+        passes=0 if request.alone else 1,
+    )
+    ms = request.ledger.lap()
+    return Step(
         ids=ids,
         text=cut.text,
         n_from_draft=len(ids) if request.alone else n_kept,
-        n_lossy=_n_lossy(request, verdict, ids),
-        rule=_rule(request, draft),
+        n_lossy=n_lossy,
+        rule=_rule(request, judging, draft),
         finish_reason=cut.finish_reason,
         logprobs=log_probabilities(logits, ids) if request.logprobs else (),
+        judged=None if judging is None else _judged(verdict, n_judged, n_kept, n_lossy, ms),
     )
-    request.ledger.add_round(
-        drafted=_looked_at(request, draft, verdict, cut),
-        accepted=n_kept,
-        emitted=len(ids),
-        lossy=step.n_lossy,
-        passes=0 if request.alone else 1,
-    )
-    return step
 
 
-def _looked_at(request: Request, draft: Draft, verdict: Verdict, cut: Cut) -> int:
+def _judged(verdict: Verdict, n_judged: int, n_kept: int, n_lossy: int, ms: Mapping[str, float]) -> Judged:
+    return Judged(
+        n_drafted=n_judged,
+        n_kept=n_kept,
+        n_lossy=n_lossy,
+        reason=verdict.reason,
+        figures=verdict.figures,
+        ms=ms,
+    )
+
+
+def _looked_at(judging: Judging | None, draft: Draft, verdict: Verdict, cut: Cut) -> int:
     """Tokens of a draft that count as judged: those behind a stop do not; a segment thrown away does as a whole."""
-    whole = request.judging is not None and request.judging.judge.segments and cut.n_ids > verdict.keep
+    whole = judging is not None and judging.judge.segments and cut.n_ids > verdict.keep
     return min(len(draft.ids), cut.n_ids) if cut.finish_reason and not whole else len(draft.ids)
 
 
-def _n_lossy(request: Request, verdict: Verdict, ids: Sequence[int]) -> int:
-    if request.alone:
-        return len(ids)
-    if request.judging is None or not request.judging.judge.lossy:
+def _n_lossy(judging: Judging | None, verdict: Verdict, n_kept: int) -> int:
+    if judging is None or not judging.judge.lossy:
         return 0
-    return max(0, min(verdict.keep, len(ids)) - verdict.n_exact)
+    return max(0, n_kept - verdict.n_exact)
 
 
-def _rule(request: Request, draft: Draft) -> str:
+def _rule(request: Request, judging: Judging | None, draft: Draft) -> str:
     if not draft.ids:
         return "draft" if request.alone else "target"
-    return "lossless" if request.judging is None else request.judging.judge.name
+    return "lossless" if judging is None else judging.judge.name

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from semspec.runtime.backends.base import Backend, Tensor
-from semspec.runtime.contract import GraphSpec, check_ports, kv_pairs
+from semspec.runtime.contract import IN_PLACE, GraphSpec, check_ports, kv_pairs, span_of
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Array, Floats, Forward, Ints
 
@@ -79,10 +79,22 @@ class CachedModel:
         self._session = backend.open(graph)
         check_ports(str(graph), spec.inputs(), self._session.inputs)
         check_ports(str(graph), spec.outputs(), self._session.outputs)
-        shape = (1, spec.n_kv_heads, spec.capacity, spec.head_size)
-        for past, present in kv_pairs(spec):
-            self._session.bind(past, present, backend.zeros(shape, spec.cache))
+        self._backend = backend
+        self._rows = self._bind_cache()
         self._no_pool = np.zeros((1, len(spec.pooled_layers), spec.width), np.float32)
+
+    def _bind_cache(self) -> Tensor | None:
+        """One buffer a layer that the graph writes, or, where it only reads, all of them as one: (2 L, 1, H, C, D)."""
+        spec, pairs = self.spec, kv_pairs(self.spec)
+        shape = (1, spec.n_kv_heads, spec.capacity, spec.head_size)
+        if spec.graph in IN_PLACE:
+            for past, present in pairs:
+                self._session.bind(past, present, self._backend.zeros(shape, spec.cache))
+            return None
+        rows = self._backend.zeros((len(pairs), *shape), spec.cache)
+        for place, (past, _) in enumerate(pairs):
+            self._session.bind(past, "", self._backend.part(rows, place))
+        return rows
 
     def __enter__(self) -> CachedModel:
         return self
@@ -164,27 +176,39 @@ class CachedModel:
         inside = wanted[(wanted >= 0) & (wanted < n_new)]
         # a graph computes one row at least; a pass that is asked for none gives its last and drops it
         rows = inside if len(inside) else np.array([n_new - 1])
-        feeds: dict[str, Array] = {
-            "input_ids": ids[None],
-            "past_len": np.array([self.length], np.int64),
-            "logit_rows": rows.astype(np.int64),
-            "pool": np.zeros((1, n_new), np.float32) if pool is None else pool[None],
-            "pooled_in": self._no_pool if pooled is None else pooled[None],
-        }
-        if self.spec.graph == "cpu":
-            feeds["spare"] = np.array([n_new % 2 if self._same_bits else 0], np.int64)
-        else:
-            feeds["next_ids"] = np.zeros((1, len(rows)), np.int64)
+        feeds = self._feeds(ids, rows)
+        feeds["pool"] = np.zeros((1, n_new), np.float32) if pool is None else pool[None]
+        feeds["pooled_in"] = self._no_pool if pooled is None else pooled[None]
         fetch = ["logits", *(f"hidden.{index}" for index in hidden)]
         if pool is not None:
             fetch.append("pooled")
+        if self._rows is not None:
+            fetch.append("kv_new")
         found = self._session.run(feeds, fetch)
+        if self._rows is not None:
+            self._backend.store(found["kv_new"], self._rows, self.length)
         self.tokens += ids.tolist()
         return Forward(
             logits=_wide(found["logits"])[: len(inside)],
             pooled=None if pool is None else _wide(found["pooled"]),
             hidden={index: _wide(found[f"hidden.{index}"]) for index in hidden},
         )
+
+    def _feeds(self, ids: Ints, rows: Array) -> dict[str, Array]:
+        """What a pass reads but for the pooled sum, as the graph's kind wants it."""
+        index = np.dtype(self.spec.index_dtype)
+        feeds: dict[str, Array] = {
+            "input_ids": ids[None].astype(index),
+            "past_len": np.array([self.length], index),
+            "logit_rows": rows.astype(index),
+        }
+        if self.spec.graph == "cpu":
+            feeds["spare"] = np.array([len(ids) % 2 if self._same_bits else 0], np.int64)
+        else:
+            feeds["next_ids"] = np.zeros((1, len(rows)), index)
+        if self.spec.graph == "native":
+            feeds["span"] = np.arange(span_of(self.spec, self.length + len(ids)))
+        return feeds
 
 
 def _wanted(rows: Sequence[int], n_new: int) -> Array:

@@ -6,6 +6,7 @@ and no text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from semspec.runtime.errors import BackendError
 from semspec.runtime.records import Floats
 from semspec.runtime.sampling import greedy
 
-__all__ = ["Reading", "Row", "Signals", "TokenSignals", "read_signals", "sum_up"]
+__all__ = ["NO_SIGNALS", "NO_STATES", "Reading", "Row", "Signals", "TokenSignals", "read_signals", "sum_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,10 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens."""
+    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens.
+
+    What was not asked for holds nothing: no pooled layers (NO_STATES), signals that are not numbers (NO_SIGNALS).
+    """
 
     pooled: Floats
     signals: Signals
@@ -47,6 +51,16 @@ class Reading:
                 "the engine computed hidden states that are not finite; export with a wider precision (fp32 "
                 "activations) or use another backend"
             )
+
+
+NO_STATES: Floats = np.zeros((0, 0), np.float32)
+NO_SIGNALS = Signals(
+    mean_logprob=math.nan,
+    min_logprob=math.nan,
+    sum_logprob=math.nan,
+    mean_entropy=math.nan,
+    agreement=math.nan,
+)
 
 
 class TokenSignals(NamedTuple):
@@ -67,6 +81,11 @@ class Row:
         total = float(weights.sum(dtype=np.float64))
         self._log_total = float(np.log(total))
         self._entropy = self._log_total - float(np.sum(weights * self._shifted, dtype=np.float64)) / total
+
+    @property
+    def top_chance(self) -> float:
+        """Of the arg-max."""
+        return float(np.exp(-self._log_total))
 
     def of(self, token: int) -> TokenSignals:
         """What this row says of `token`."""

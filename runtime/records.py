@@ -12,12 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Draft", "Floats", "Forward", "Ints", "Law", "Progress", "Step", "TensorSpec", "Verdict"]
+if TYPE_CHECKING:
+    from semspec.runtime.readings import Reading
+
+__all__ = [
+    "Array",
+    "Draft",
+    "Floats",
+    "Forward",
+    "Ints",
+    "Judged",
+    "Law",
+    "Progress",
+    "Step",
+    "TensorSpec",
+    "Verdict",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -67,10 +82,15 @@ class Law:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Proposed tokens y_1..y_n, and the law each was drawn from."""
+    """Proposed tokens y_1..y_n, and the law each was drawn from.
+
+    whole: they end where a segment does. reading: what their author made of them; None where nobody asked.
+    """
 
     ids: tuple[int, ...]
     laws: tuple[Law, ...]
+    whole: bool = False
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +100,32 @@ class Verdict:
     extra None: the draft's last kept token is the last of the round, or, where the target writes, the loop draws one
     from the target's law behind the kept ones. n_exact: the first so many of the kept tokens follow the target's own
     law; read only where a lossy judge speaks. target_writes: the target alone goes on, to the end of the segment that
-    the draft began.
+    the draft began; to_end: to the end of the answer. reason: why, in a word or two; figures: what that rests on.
     """
 
     keep: int
     extra: int | None = None
     n_exact: int = 0
     target_writes: bool = False
+    to_end: bool = False
+    reason: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A round in which a judge spoke: the draft's length, how much of it stayed and how much of that is lossy.
+
+    reason and figures: the judge's own (semantic.py lists those of the semantic modes). ms: phase -> milliseconds of
+    this round, drafting and the target's pass included; two rounds are equal whatever time they took.
+    """
+
+    n_drafted: int
+    n_kept: int
+    n_lossy: int
+    reason: str
+    figures: Mapping[str, float]
+    ms: Mapping[str, float] = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +136,8 @@ class Step:
     of the ids need not follow the target's law; they are the last of those from the draft. rule: what judged the
     draft, `lossless` or the name of a judge; `target` or `draft` where that model wrote alone.
     finish_reason: `stop` (an end id or a stop string), `length` (max_tokens or the context), None while there
-    is more. logprobs: of each id under the target itself, where asked for.
+    is more. logprobs: of each id under the target itself, where asked for. judged: where a judge spoke, what it rests
+    on.
     """
 
     ids: tuple[int, ...]
@@ -107,3 +147,4 @@ class Step:
     rule: str = "target"
     finish_reason: str | None = None
     logprobs: tuple[float, ...] = ()
+    judged: Judged | None = None

@@ -6,13 +6,16 @@ until the verdict: what a pass returned belongs to the model, and the history th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from semspec.runtime.chooser import Chooser
+from semspec.runtime.errors import ConfigError
+from semspec.runtime.features import SegmentText
 from semspec.runtime.model import LanguageModel
-from semspec.runtime.records import Draft, Floats, Law
+from semspec.runtime.readings import Signals, read_signals
+from semspec.runtime.records import Draft, Floats, Law, Verdict
 from semspec.runtime.stats import Ledger
 
 __all__ = ["Review", "TargetLaws"]
@@ -23,16 +26,24 @@ CUT_OFF = Law(ids=np.zeros(1, np.int64), probs=np.ones(1))
 class TargetLaws(Sequence[Law]):
     """The target's laws along a draft of n tokens, n + 1 of them, each with the history of its own place.
 
-    logits: (n + 1, V), cropped to the ids that can be drawn. Behind a stop id any law will do, for what is drawn from
-    it is cut off; a grammar that has ended is not asked.
+    logits: (R, V) of the places `rows`, ascending in 0..n; the ids that can be drawn are cropped from them. rows: None
+    for all; the law of another place cannot be asked for. Behind a stop id any law will do, for what is drawn from it
+    is cut off; a grammar that has ended is not asked.
     """
 
     def __init__(
-        self, chooser: Chooser, logits: Floats, ids: Sequence[int], stop_ids: Collection[int]
+        self,
+        chooser: Chooser,
+        logits: Floats,
+        ids: Sequence[int],
+        stop_ids: Collection[int],
+        *,
+        rows: Sequence[int] | None = None,
     ) -> None:
         self.logits = logits[:, : chooser.vocab_size]
+        self._rows = {place: row for row, place in enumerate(range(len(ids) + 1) if rows is None else rows)}
         self._chooser, self._ids, self._stop_ids = chooser, ids, stop_ids
-        self._made: list[Law] = []
+        self._made: dict[int, Law] = {}
         self._n_told = 0
 
     def __len__(self) -> int:
@@ -41,8 +52,12 @@ class TargetLaws(Sequence[Law]):
     def __getitem__(self, i: int) -> Law:  # type: ignore[override]
         if not 0 <= i < len(self):
             raise IndexError(f"a draft of {len(self._ids)} tokens has laws 0..{len(self._ids)}, got {i}")
-        while len(self._made) <= i:
-            self._made.append(self._make(len(self._made)))
+        if i not in self._rows:
+            raise IndexError(
+                f"of a draft of {len(self._ids)} tokens rows {[*self._rows]} were computed, not {i}"
+            )
+        if i not in self._made:
+            self._made[i] = self._make(i)
         return self._made[i]
 
     def hold(self) -> None:
@@ -54,33 +69,91 @@ class TargetLaws(Sequence[Law]):
         self._chooser.rollback(self._n_told)
 
     def _make(self, place: int) -> Law:
-        if place:
-            token = self._ids[place - 1]
+        if self._told_to(place):
+            return self._chooser.law(self.logits[self._rows[place]])
+        return CUT_OFF
+
+    def _told_to(self, place: int) -> bool:
+        """Bring the chooser to the history of `place`; False behind a stop."""
+        self._chooser.rollback(max(0, self._n_told - place))
+        self._n_told = min(self._n_told, place)
+        for token in self._ids[self._n_told : place]:
             if token in self._stop_ids:
-                return CUT_OFF
+                return False
             self._chooser.accept(token)
             self._n_told += 1
-        return self._chooser.law(self.logits[place])
+        return True
 
 
 class Review:
     """A draft y_1..y_n and what the target says of it, for a judge.
 
-    ids: the drafted tokens. q: the laws they were drawn from. p: the target's laws at the same places, and one behind
-    the draft; made when read. target: has just read the draft and remembers it.
+    ids: the drafted tokens. draft: what their author made of them, None where nobody
+    asked. q: the laws they were drawn from. p: the target's laws at the same places, and one behind the draft; made
+    when read. target: has just read the draft and remembers it. pooled: (K, E), the target's sum over the rows that
+    predicted the draft. n_written, n_lossy: tokens of the answer so far, and how many of them are lossy.
     """
 
-    def __init__(self, draft: Draft, p: TargetLaws, target: LanguageModel, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        p: TargetLaws,
+        target: LanguageModel,
+        ledger: Ledger,
+        *,
+        pooled: Floats | None = None,
+        describe: Callable[[Sequence[int], Sequence[int]], SegmentText] | None = None,
+        exact: Callable[[Sequence[int], Sequence[Law], Sequence[Law]], Verdict] | None = None,
+    ) -> None:
         self.ids, self.q, self.p = draft.ids, draft.laws, p
+        self.draft = draft.reading
+        self.n_written, self.n_lossy = ledger.generated_tokens, ledger.lossy_tokens
         self._target, self._ledger = target, ledger
+        self._pooled, self._describe, self._exact = pooled, describe, exact
+        self._signals: Signals | None = None
+        self._verdict: Verdict | None = None
 
     @property
     def logits(self) -> Floats:
         """(n + 1, V): row i is the target's own word on y_{i+1}, before penalties, processors and temperature.
 
-        Read-only by agreement. V: the ids of the tokenizer.
+        Read-only by agreement. V: the ids of the tokenizer. Fewer rows where the request's judge reads none.
         """
         return self.p.logits
+
+    @property
+    def pooled(self) -> Floats:
+        """(K, E): the target's states, the mean over the rows that predicted y_1..y_n. Raises ConfigError where the
+        pass did not pool."""
+        if self._pooled is None:
+            raise ConfigError("the target's states were not pooled in this pass")
+        return self._pooled / np.float32(len(self.ids))
+
+    @property
+    def signals(self) -> Signals:
+        """The target's free numbers of the draft, read when first asked for. Raises ConfigError where rows are
+        missing."""
+        if len(self.p.logits) < len(self.ids):
+            raise ConfigError("the target's logits were not computed along this draft")
+        if self._signals is None:
+            self._signals = read_signals(self.p.logits, self.ids)
+        return self._signals
+
+    @property
+    def text(self) -> SegmentText:
+        """What the draft says, and what it follows. Raises ConfigError where nobody can tell."""
+        if self._describe is None:
+            raise ConfigError("this request does not tell what a draft says")
+        n_known = self._target.length - len(self.ids)
+        return self._describe(self._target.tokens[:n_known], self.ids)
+
+    def exact(self) -> Verdict:
+        """What the exact rule says of the draft: the request's own, from the chances of its tokens, asked once."""
+        if self._exact is None:
+            raise ConfigError("this request has no exact rule")
+        if self._verdict is None:
+            self._verdict = self._exact(self.ids, self.q, self.p)
+        return self._verdict
 
     def ask(self, ids: Sequence[int]) -> Floats | None:
         """Logits (V,) of what the target would say after the whole draft and then `ids`; it forgets them again.
@@ -90,6 +163,7 @@ class Review:
         if len(ids) > self._target.max_context - self._target.length:
             return None
         self.p.hold()
+        self._pooled = None if self._pooled is None else self._pooled.copy()
         read = self._target.length
         answer = self._target.forward(ids).logits[0, : self.logits.shape[1]].copy()
         self._target.rewind(read)

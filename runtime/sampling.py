@@ -19,7 +19,7 @@ from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
 from semspec.runtime.records import Floats, Ints, Law
 
-__all__ = ["greedy", "log_probabilities", "sample", "warp"]
+__all__ = ["greedy", "log_probabilities", "rank", "sample", "warp"]
 
 Probs: TypeAlias = npt.NDArray[np.float64]
 
@@ -102,6 +102,16 @@ def log_probabilities(logits: Floats, ids: Sequence[int]) -> tuple[float, ...]:
         peak = wide.max()
         found.append(float(wide[token] - peak - np.log(np.exp(wide - peak).sum())))
     return tuple(found)
+
+
+def rank(logits: Floats, token: int) -> int:
+    """How many ids are likelier than `token` under `logits` (V,); of equally likely ids the lowest is.
+
+    >>> rank(np.array([1.0, 3.0, 3.0], np.float32), 2)
+    1
+    """
+    value = logits[token]
+    return int(np.count_nonzero(logits > value) + np.count_nonzero(logits[:token] == value))
 
 
 def _weights(values: Floats, peak: np.float32, temperature: float) -> Floats:

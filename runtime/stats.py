@@ -34,9 +34,10 @@ class Summary:
     drafter has to say.
 
     num_segments: drafts that were judged as whole segments; num_accepted_segments: those kept whole;
-    semantic_acceptance_rate: the one over the other, long segments counting no more than short ones (by tokens it is
-    draft_acceptance_rate). num_lossy_tokens: generated tokens that need not follow the target's law;
-    lossy_token_fraction: their share of all. The rates are None where there is nothing to divide by.
+    semantic_acceptance_rate: the one over the other, long segments counting no more than short ones.
+    num_segment_tokens: of all that were judged; num_accepted_segment_tokens: of those kept whole. Both are among the
+    draft tokens, with those that were judged one by one. num_lossy_tokens: generated tokens that need not follow the
+    target's law; lossy_token_fraction: their share of all. The rates are None where there is nothing to divide by.
     """
 
     prompt_tokens: int
@@ -55,6 +56,8 @@ class Summary:
     num_segments: int
     num_accepted_segments: int
     semantic_acceptance_rate: float | None
+    num_segment_tokens: int
+    num_accepted_segment_tokens: int
     num_lossy_tokens: int
     lossy_token_fraction: float | None
     note: str
@@ -80,12 +83,13 @@ class Ledger:
     def __init__(self, *, clock: Callable[[], float] = perf_counter) -> None:
         self.note = ""
         self.prompt_tokens = 0
-        self.generated_tokens = 0
+        self.generated_tokens = self.lossy_tokens = 0
         self._rounds = self._drafted = self._accepted = 0
-        self._segments = self._kept_segments = self._lossy = 0
+        self._segments = self._kept_segments = self._segment_tokens = self._kept_tokens = 0
         self._lengths: list[int] = []  # drafts by accepted tokens
         self._clock = clock
         self._phase_ms: dict[str, float] = {}
+        self._lap_ms: dict[str, float] = {}
         self._first: float | None = None  # when the first and the latest step came
         self._last: float | None = None
         self._at_first = 0  # tokens of the first step
@@ -103,7 +107,7 @@ class Ledger:
         passes: of the target.
         """
         self._rounds += passes
-        self._lossy += lossy
+        self.lossy_tokens += lossy
         self._drafted += drafted
         self._accepted += accepted
         if drafted:
@@ -114,10 +118,12 @@ class Ledger:
         if self._first is None:
             self._first, self._at_first = self._last, emitted
 
-    def add_segment(self, *, kept: bool) -> None:
+    def add_segment(self, n_tokens: int, *, kept: bool) -> None:
         """Count a segment that was judged; kept: all of it."""
         self._segments += 1
+        self._segment_tokens += n_tokens
         self._kept_segments += kept
+        self._kept_tokens += n_tokens if kept else 0
 
     def add_question(self) -> None:
         """Count a pass of the target that answered a judge."""
@@ -132,6 +138,12 @@ class Ledger:
             yield
         finally:
             self._phase_ms[phase] += (self._clock() - began) * 1000
+
+    def lap(self) -> dict[str, float]:
+        """Phase -> milliseconds since this was last asked."""
+        lap = {phase: ms - self._lap_ms.get(phase, 0.0) for phase, ms in self._phase_ms.items()}
+        self._lap_ms = dict(self._phase_ms)
+        return {phase: ms for phase, ms in lap.items() if ms > 0}
 
     def summary(self) -> Summary:
         """What the counts and times amount to now; later changes of the ledger do not reach it."""
@@ -160,8 +172,10 @@ class Ledger:
             num_segments=self._segments,
             num_accepted_segments=self._kept_segments,
             semantic_acceptance_rate=_rate(self._kept_segments, self._segments),
-            num_lossy_tokens=self._lossy,
-            lossy_token_fraction=_rate(self._lossy, self.generated_tokens),
+            num_segment_tokens=self._segment_tokens,
+            num_accepted_segment_tokens=self._kept_tokens,
+            num_lossy_tokens=self.lossy_tokens,
+            lossy_token_fraction=_rate(self.lossy_tokens, self.generated_tokens),
             note=self.note,
         )
 

@@ -40,6 +40,8 @@ CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
 
+THINK_START, THINK_END = "<think>", "</think>"
+
 _MAX_BYTES = 1 << 28  # of one file; the largest tokenizer.json known has 35 MB
 _MAX_IDS = 1 << 22
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -94,6 +96,27 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    @property
+    def think_start_id(self) -> int | None:
+        """The token that begins it, `<think>`; None where the vocabulary has none."""
+        token_id: int | None = self._backend.token_to_id(THINK_START)
+        return token_id
+
+    @property
+    def think_end_id(self) -> int | None:
+        """The token that ends the thinking of a reasoning model, `</think>`; None where the vocabulary has none."""
+        token_id: int | None = self._backend.token_to_id(THINK_END)
+        return token_id
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model thinks before it answers: it has that token, and its chat template knows of it."""
+        return (
+            self.think_end_id is not None
+            and self._chat_template is not None
+            and THINK_END in self._chat_template.source
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; BOS in front exactly when the tokenizer adds it, and never twice.

@@ -1,16 +1,17 @@
 """JSON values as frozen dataclasses, held against their annotations: what was written is what is read back.
 
-It knows str, int, float, Any, `tuple[X, ...]`, `Mapping[str, X]` and dataclasses of these. What a record itself
-refuses (numbers out of range) it says in its own words.
+It knows str, int, float, Any, `tuple[X, ...]`, `Mapping[str, X]`, dataclasses of these, and each of them `| None`.
+What a record itself refuses (numbers out of range) it says in its own words.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["read_typed", "shown"]
+__all__ = ["plain", "read_typed", "shown"]
 
 _WORDS = {str: "text", int: "a whole number", float: "a number", tuple: "a list", Mapping: "an object"}
 
@@ -26,6 +27,9 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     if kind is Any:
         return value
+    if origin is UnionType:  # of one type and None
+        (some,) = set(get_args(kind)) - {NoneType}
+        return None if value is None else read_typed(some, value, where)
     if dataclasses.is_dataclass(kind):
         return _read_record(kind, _of(value, dict, Mapping, where), where)
     if origin is Mapping:
@@ -39,6 +43,23 @@ def read_typed(kind: Any, value: Any, where: str) -> Any:
     if kind is float and type(value) is int and abs(value) < 1 << 53:  # what a float holds exactly
         return float(value)
     return _of(value, kind, kind, where)
+
+
+def plain(value: Any) -> Any:
+    """A record as json.dumps takes it, the inverse of read_typed.
+
+    A field whose metadata has `left_out_by_default` is left out at its default: it came later than the format, and
+    what was written before it keeps its bytes, its fingerprints and its readers.
+    """
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not (field.metadata.get("left_out_by_default") and getattr(value, field.name) == field.default)
+        }
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def shown(value: object) -> str:

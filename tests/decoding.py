@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, cast
@@ -18,7 +18,7 @@ from semspec.runtime.loop import Request, decode
 from semspec.runtime.model import CachedModel, LanguageModel
 from semspec.runtime.records import Draft, Law, Step, Verdict
 from semspec.runtime.review import Review
-from semspec.runtime.segments import Segmenter
+from semspec.runtime.segments import Segment, Segmenter
 from semspec.runtime.stats import Ledger
 from semspec.runtime.stopping import StopWatch, TextSource
 
@@ -47,7 +47,9 @@ class Stub:
     def start(self, prompt: Sequence[int]) -> None:
         self.committed = list(prompt)
 
-    def propose(self, limit: int, rng: np.random.Generator) -> Draft:
+    def propose(
+        self, limit: int, rng: np.random.Generator, *, segment: Segment | None = None, judged: bool = False
+    ) -> Draft:
         ids = tuple(self.habit(self.committed, limit))
         return Draft(ids=ids, laws=tuple(Law(ids=np.array([token]), probs=np.ones(1)) for token in ids))
 
@@ -107,6 +109,8 @@ def start(
     rule: Rule = accept_tokens,
     judge: Judge | None = None,
     segmenter: Segmenter | None = None,
+    inside: Mapping[str, Any] | None = None,
+    drafting: Mapping[str, Any] | None = None,
     alone: bool = False,
     end_ids: Collection[int] = (),
     text: TextSource | None = None,
@@ -116,7 +120,8 @@ def start(
     **params: Any,
 ) -> Iterator[Step]:
     """decode() with a request of its own. draft: a drafter, or a model that drafts. judge: with the segmenter that cuts
-    its segments; the stop ids are the segmenter's own. params: SamplingParams'.
+    its segments; the stop ids are the segmenter's own. inside: further fields of Judging, drafting: of ModelDrafter.
+    params: SamplingParams'.
     """
     sampling = SamplingParams(**params)
     chooser = Chooser(sampling, vocab_size, prompt, processors)
@@ -126,12 +131,13 @@ def start(
     else:
         rows = draft.spec.vocab_size if isinstance(draft, CachedModel) else None
         model = cast(LanguageModel, draft)
-        cuts = segmenter if judge is not None and judge.segments else None
-        drafter = ModelDrafter(model, chooser, stop_ids=watch.stop_ids, segmenter=cuts, vocab_size=rows)
+        reads = drafting or {}
+        drafter = ModelDrafter(model, chooser, stop_ids=watch.stop_ids, vocab_size=rows, **reads)
     judging = None
     if judge is not None:
         assert segmenter is not None
-        judging = Judging(judge=judge, segmenter=segmenter, rng=decision_rng(sampling.seed, prompt))
+        rng_of_judge = decision_rng(sampling.seed, prompt)
+        judging = Judging(judge=judge, segmenter=segmenter, rng=rng_of_judge, **(inside or {}))
     request = Request(
         prompt=prompt,
         chooser=chooser,

@@ -28,7 +28,7 @@ from semspec.runtime.judging import Judge
 from semspec.runtime.llm import LLM
 from semspec.runtime.records import Verdict
 from semspec.runtime.review import Review
-from semspec.runtime.sampling import log_probabilities, sample
+from semspec.runtime.sampling import log_probabilities, rank, sample
 from semspec.runtime.tokenizer import Tokenizer
 
 __all__ = [
@@ -106,8 +106,8 @@ class InTopK:
         return self
 
     def judge(self, review: Review, rng: np.random.Generator) -> Verdict:
-        ranks = (_rank(row, token) for row, token in zip(review.logits, review.ids, strict=False))
-        keep = next((n for n, rank in enumerate(ranks) if rank >= self.k), len(review.ids))
+        ranks = (rank(row, token) for row, token in zip(review.logits, review.ids, strict=False))
+        keep = next((n for n, place in enumerate(ranks) if place >= self.k), len(review.ids))
         return Verdict(keep=keep, extra=sample(review.p[keep], rng))
 
 
@@ -298,12 +298,6 @@ def _whole(review: Review, kept: bool) -> Verdict:
 
 def _mean_logprob(review: Review) -> float:
     return float(np.mean(log_probabilities(review.logits, review.ids)))
-
-
-def _rank(logits: np.ndarray[Any, Any], token: int) -> int:
-    """How many ids are likelier than `token`."""
-    value = logits[token]
-    return int(np.count_nonzero(logits > value) + np.count_nonzero(logits[:token] == value))
 
 
 SEGMENTS = SpecConfig(mode="judged", draft="model")

@@ -174,14 +174,15 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
 
-def lock_folder(folder: Path) -> int:
-    """A descriptor; until it is closed, nobody else gets one. Raises CalibrationError where somebody has."""
+def lock_folder(folder: Path, *, other: str = "--out") -> int:
+    """A descriptor; until it is closed, nobody else gets one. Raises CalibrationError where somebody has, which names
+    `other` as the option to change."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         raise CalibrationError(
-            f"another run is writing {folder}; wait for it, or give another --out"
+            f"another run is writing {folder}; wait for it, or give another {other}"
         ) from None
     return lock

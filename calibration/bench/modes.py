@@ -1,5 +1,8 @@
 """Ways to decode by name, such as `lossless-block:8`: drafter, rule and, after the colon, most tokens of a draft.
 
+    semantic:0.1, combined:0.1    a semantic mode at this risk; 0 is exact
+    semantic-paper, -strict       by the ratio of the two probes, as published and without chance
+
 The names of lossy controls, such as `random:0.7`, are those of controls.py.
 """
 
@@ -10,10 +13,12 @@ from dataclasses import replace
 
 from semspec.calibration.bench.controls import CONTROLS, parse_control
 from semspec.calibration.bench.records import PLAIN, Mode
-from semspec.runtime.config import SpecConfig
+from semspec.runtime.config import RATIO_PRESETS, SpecConfig
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.semantic import DEFAULT_RISK
 
 __all__ = ["MODES", "default_modes", "parse_modes"]
+
 
 MODES: Mapping[str, Mode] = {
     mode.name: mode
@@ -23,6 +28,20 @@ MODES: Mapping[str, Mode] = {
         Mode(name="lossless-block", exact=True, spec=SpecConfig(draft="model", block=True)),
         Mode(name="ngram", exact=True, spec=SpecConfig(draft="ngram")),
         Mode(name="ngram-block", exact=True, spec=SpecConfig(draft="ngram", block=True)),
+    )
+}
+"""The exact ones."""
+
+BY_RISK = ("semantic", "combined")
+BY_RATIO: Mapping[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode(
+            name=f"semantic-{preset}",
+            exact=False,
+            spec=SpecConfig(mode="semantic", draft="model", preset=preset),
+        )
+        for preset in RATIO_PRESETS
     )
 }
 
@@ -52,9 +71,14 @@ def _parse(name: str) -> Mode:
     if control := parse_control(name):
         return control
     known, colon, length = name.partition(":")
+    if known in BY_RISK:
+        return _at_risk(known, length if colon else repr(DEFAULT_RISK))
+    if name in BY_RATIO:
+        return BY_RATIO[name]
     if known not in MODES:
         raise ConfigError(
-            f"unknown mode {name!r}; known: {', '.join(MODES)}, with a draft length as in ngram:8; and the controls "
+            f"unknown mode {name!r}; known: {', '.join(MODES)}, with a draft length as in ngram:8; "
+            f"{', '.join(BY_RISK)}, with a risk as in combined:0.1; {', '.join(BY_RATIO)}; and the controls "
             f"{', '.join(CONTROLS)}"
         )
     mode = MODES[known]
@@ -66,3 +90,16 @@ def _parse(name: str) -> Mode:
         )
     spec = SpecConfig(draft=mode.spec.draft, block=mode.spec.block, num_draft_tokens=int(length))
     return Mode(name=f"{known}:{int(length)}", exact=mode.exact, spec=spec)
+
+
+def _at_risk(mode: str, written: str) -> Mode:
+    """A semantic mode by its risk."""
+    try:
+        risk = float(written)
+    except ValueError:
+        risk = -1.0
+    if not 0 <= risk <= 1:
+        raise ConfigError(f"a risk is a number from 0 to 1, as in {mode}:0.1; got '{mode}:{written}'")
+    risk += 0.0  # no minus at 0
+    name = f"{mode}:{repr(risk).removesuffix('.0')}"
+    return Mode(name=name, exact=risk == 0, spec=SpecConfig(mode=mode, draft="model", risk=risk))

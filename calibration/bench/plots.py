@@ -1,31 +1,33 @@
 """The report's plots, as PNG bytes. Knows colours and axes; knows no model, no file and no HTML.
 
-Every mode keeps its colour and its marker from plot to plot: colours that colour-blind eyes tell apart (Okabe and
-Ito), and never colour alone. A filled marker is an exact mode, a hollow one a lossy mode, a grey one a peer.
-Text is drawn as it is written, never as a formula; letters beyond ASCII become `?`.
+Every mode keeps its colour and its marker from plot to plot, and never has colour alone. A filled marker is an exact
+mode, a hollow one a lossy mode, a grey one a peer.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from semspec.calibration.bench.records import PLAIN, Result
 from semspec.calibration.bench.summary import Estimate, ModeRow
-from semspec.runtime.errors import ConfigError
+from semspec.calibration.drawing import (
+    COLOURS,
+    MARKERS,
+    ascii_only,
+    interval_arms,
+    name_rows,
+    new_figure,
+    to_png,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-__all__ = ["DPI", "draw_accuracy", "draw_drafts", "draw_phases", "draw_speed"]
+__all__ = ["draw_accuracy", "draw_drafts", "draw_phases", "draw_speed"]
 
-DPI = 200  # twice what the page shows: sharp on dense screens, legible on others
 PLAIN_LOOK = ("#000000", "o")
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = "sD^vPX*"  # seven beside six colours: a pair returns after forty-two modes
 FILLS = (("#0072B2", ""), ("#D55E00", ".."), ("#E69F00", ""), ("#009E73", "//"), ("#CC79A7", ""))
 EQUAL = Estimate(value=1.0, low=1.0, high=1.0)  # plain decoding over itself
 REST = "rest"  # of the whole time: encoding, decoding of text, the loop
@@ -39,15 +41,15 @@ def draw_speed(rows: Sequence[ModeRow]) -> bytes | None:
     shown = [(i, row, row.speed_ratio) for i, row in enumerate(rows) if row.speed_ratio is not None]
     if not shown:
         return None
-    figure, (axes,) = _figure(height=1.1 + 0.42 * len(shown))
+    figure, (axes,) = new_figure(height=1.1 + 0.42 * len(shown))
     for place, (i, row, ratio) in enumerate(shown):
-        axes.errorbar(ratio.value, place, xerr=_arms(ratio), **_look(i, row))
+        axes.errorbar(ratio.value, place, xerr=interval_arms(ratio), **_look(i, row))
         says = f"{ratio.value:.2f}x"
         axes.annotate(says, (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=10)
-    _name_rows(axes, [row for _, row, _ in shown])
+    name_rows(axes, [_title(row) for _, row, _ in shown])
     _draw_equal_speed(axes)
     axes.set_xlabel("times the tokens per second of autoregressive decoding (dashed: equal speed)")
-    return _png(figure)
+    return to_png(figure)
 
 
 def draw_accuracy(rows: Sequence[ModeRow]) -> bytes | None:
@@ -63,17 +65,19 @@ def draw_accuracy(rows: Sequence[ModeRow]) -> bytes | None:
     ]
     if len({right.value for *_, right in shown}) < 2:
         return None
-    figure, (axes,) = _figure(height=4.2)
+    figure, (axes,) = new_figure(height=4.2)
     for i, row, ratio, right in shown:
-        across, along = _arms(ratio), _arms(right, 100)
-        axes.errorbar(ratio.value, 100 * right.value, along, across, label=_title(row), **_look(i, row))
+        across, along = interval_arms(ratio), interval_arms(right, 100)
+        axes.errorbar(
+            ratio.value, 100 * right.value, along, across, label=ascii_only(_title(row)), **_look(i, row)
+        )
     _draw_equal_speed(axes)
     axes.set_ylim(-3, 103)
     axes.set_xlabel("times the tokens per second of autoregressive decoding (dashed: equal speed)")
     axes.set_ylabel("right answers, %")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    return _png(figure)
+    return to_png(figure)
 
 
 def draw_drafts(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | None:
@@ -85,7 +89,7 @@ def draw_drafts(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
     shown = [(i, row) for i, row in enumerate(rows) if any(one.num_draft_tokens for one in by_mode[row.mode])]
     if not shown:
         return None
-    figure, (left, right) = _figure(height=1.1 + 0.5 * len(shown), n_axes=2)
+    figure, (left, right) = new_figure(height=1.1 + 0.5 * len(shown), n_axes=2)
     for place, (i, row) in enumerate(shown):
         mine = by_mode[row.mode]
         kept = [
@@ -96,15 +100,15 @@ def draw_drafts(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
         passes = [one.generated_tokens / one.num_rounds for one in mine if one.num_rounds]
         _draw_dots(left, place, kept, _colour(i, row))
         _draw_dots(right, place, passes, _colour(i, row))
-    _name_rows(left, [row for _, row in shown])
-    _name_rows(right, [row for _, row in shown])
+    name_rows(left, [_title(row) for _, row in shown])
+    name_rows(right, [_title(row) for _, row in shown])
     right.tick_params(axis="y", labelleft=False)
     left.set_xlim(-3, 103)
     left.set_xlabel("drafted tokens kept, %")
     right.set_xlim(left=0)
     _draw_equal_speed(right)
     right.set_xlabel("tokens per target pass (dashed: plain decoding)")
-    return _png(figure)
+    return to_png(figure)
 
 
 def draw_phases(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | None:
@@ -116,7 +120,7 @@ def draw_phases(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
         return None
     richest_first = sorted(costs, key=len, reverse=True)  # so that phases keep the order they happen in
     phases = list(dict.fromkeys(phase for cost in richest_first for phase in cost if phase != REST))
-    figure, (axes,) = _figure(height=1.5 + 0.45 * len(rows))
+    figure, (axes,) = new_figure(height=1.5 + 0.45 * len(rows))
     starts = [0.0] * len(rows)
     for i, phase in enumerate([*phases, REST]):
         widths = [cost.get(phase, 0.0) for cost in costs]
@@ -126,7 +130,7 @@ def draw_phases(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
             widths,
             left=starts,
             height=0.62,
-            label=_plain(phase),
+            label=ascii_only(phase),
             color=fill,
             hatch=hatch,
             edgecolor="white",
@@ -134,11 +138,11 @@ def draw_phases(rows: Sequence[ModeRow], results: Sequence[Result]) -> bytes | N
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     for place, total in enumerate(starts):
         axes.annotate(f" {total:.1f}", (total, place), va="center", fontsize=10)
-    _name_rows(axes, rows)
+    name_rows(axes, [_title(row) for row in rows])
     axes.set_xlim(0, 1.1 * max([*starts, 1e-9]))
     axes.set_xlabel("milliseconds per token of the answer")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False)
-    return _png(figure)
+    return to_png(figure)
 
 
 def _token_ms(results: Sequence[Result]) -> dict[str, float]:
@@ -152,32 +156,6 @@ def _token_ms(results: Sequence[Result]) -> dict[str, float]:
             spent[phase] = spent.get(phase, 0.0) + ms
     rest = 1000 * sum(one.seconds for one in results) - sum(spent.values())
     return {phase: ms / n_tokens for phase, ms in {**spent, REST: max(rest, 0.0)}.items()}
-
-
-def _figure(*, height: float, n_axes: int = 1) -> tuple[Figure, tuple[Axes, ...]]:
-    """An empty figure with its axes side by side. Raises ConfigError where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            f"the report needs matplotlib, which cannot be imported ({error}); "
-            "install it with: pip install 'semspec[bench]'"
-        ) from error
-    figure = Figure(figsize=(9.2, height), layout="constrained")
-    axes = tuple(figure.add_subplot(1, n_axes, place + 1) for place in range(n_axes))
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(labelsize=10)
-    return figure, axes
-
-
-def _name_rows(axes: Axes, rows: Sequence[ModeRow]) -> None:
-    """One labelled row a mode, the first on top."""
-    axes.set_yticks(range(len(rows)), [_title(row) for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def _draw_equal_speed(axes: Axes) -> None:
@@ -210,22 +188,5 @@ def _look(i: int, row: ModeRow) -> dict[str, Any]:
     }
 
 
-def _arms(estimate: Estimate, scale: float = 1) -> list[list[float]]:
-    """Lengths of an interval's two arms; never negative, even where the value lies outside its own interval."""
-    below, above = estimate.value - estimate.low, estimate.high - estimate.value
-    return [[scale * max(below, 0.0)], [scale * max(above, 0.0)]]
-
-
 def _title(row: ModeRow) -> str:
-    return _plain(f"{row.mode} ({row.promise})")
-
-
-def _plain(text: str) -> str:
-    """ASCII, and no `$`: that would start a formula."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text).replace("$", r"\$")
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
+    return f"{row.mode} ({row.promise})"

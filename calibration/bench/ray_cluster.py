@@ -18,8 +18,9 @@ from typing import Any
 
 from semspec import __version__
 from semspec.calibration.bench.machine import describe_machine
-from semspec.runtime.bundle import MANIFEST, Bundle, sha256_of
+from semspec.runtime.bundle import Bundle
 from semspec.runtime.errors import BackendError, BundleError, ConfigError
+from semspec.runtime.probe_set import identity_of
 
 __all__ = [
     "Facts",
@@ -92,10 +93,10 @@ def connect(address: str) -> Iterator[Any]:
 def describe_node(bundle: Path) -> Facts | BundleError:
     """On the node: what it is, or what is wrong with its bundle."""
     try:
-        Bundle.open(bundle)
+        found = identity_of(Bundle.open(bundle))
     except BundleError as error:
         return error
-    return Facts(version=__version__, bundle_sha256=sha256_of(bundle / MANIFEST), machine=describe_machine())
+    return Facts(version=__version__, bundle_sha256=found, machine=describe_machine())
 
 
 def find_nodes(ray: Any, threads: int | None, backend: str) -> list[Node]:
@@ -142,8 +143,8 @@ def check_nodes(ray: Any, nodes: Sequence[Node], bundle: Path, sha256: str) -> d
             raise BundleError(f"node {node}: {facts}; the bundle must be at the same path on every node")
         if facts.bundle_sha256 != sha256:
             raise BundleError(
-                f"node {node} has another bundle at {bundle}: sha256 of {MANIFEST} is {facts.bundle_sha256[:12]} there "
-                f"and {sha256[:12]} here; copy it there"
+                f"node {node} has another bundle at {bundle}, or other probes in it: sha256 "
+                f"{facts.bundle_sha256[:12]} there and {sha256[:12]} here; copy it there"
             )
         if facts.version != __version__:
             raise BackendError(f"node {node} has semspec {facts.version} and this is {__version__}; {REPAIR}")

@@ -1,15 +1,12 @@
 """report.html: what a person reads of a benchmark.
 
-It knows HTML and files; it computes no statistic (summary.py), draws nothing (plots.py) and words no column
-(columns.py). The page is one file that asks for nothing else: no script, no picture or style outside it. What comes
-from models, data or file names is escaped. Same results and origin, same page.
+It knows what the page says; it computes no statistic (summary.py), draws nothing (plots.py), words no column
+(columns.py), and what all pages have in common is page.py's. What comes from models, data or file names is escaped.
+Same results and origin, same page.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,16 +14,15 @@ from typing import Any
 
 from semspec.calibration.bench.columns import list_notes, select_columns
 from semspec.calibration.bench.divergences import Divergence
-from semspec.calibration.bench.plots import DPI, draw_accuracy, draw_drafts, draw_phases, draw_speed
+from semspec.calibration.bench.plots import draw_accuracy, draw_drafts, draw_phases, draw_speed
 from semspec.calibration.bench.records import PLAIN, Result
 from semspec.calibration.bench.summary import Estimate, ModeRow, Table
+from semspec.calibration.page import facts, figure, head, split_interval, write_page
 
 __all__ = ["write_report"]
 
 MOST_SHOWN = 30  # divergences on the page; the file has all
 ENGINES = ("onnxruntime", "onnxruntime-gpu", "semspec")  # versions shown beside the machine
-MOST_WORDS = 12  # of a list in the origin
-SHOWN_DPI = DPI / 2
 
 
 def write_report(
@@ -43,16 +39,13 @@ def write_report(
     replaced at once. Raises ConfigError where matplotlib is missing, before anything is written; OSError where `out`
     cannot be written.
     """
-    page = "\n".join(_page(results, table, origin, divergences)) + "\n"
-    unfinished = out / ".report.html.part"
-    unfinished.write_bytes(page.encode("utf-8", errors="backslashreplace"))
-    unfinished.replace(out / "report.html")
+    write_page(out / "report.html", list(_page(results, table, origin, divergences)))
 
 
 def _page(
     results: Sequence[Result], table: Table, origin: Mapping[str, Any], divergences: Sequence[Divergence]
 ) -> Iterator[str]:
-    yield HEAD
+    yield head("semspec bench")
     yield "<h1>semspec bench</h1>"
     yield f"<p class='size'>{escape(_size(results))}</p>"
     yield from (f"<p class='size'>{escape(words)}</p>" for words in _machines(origin))
@@ -61,7 +54,8 @@ def _page(
     yield from (f"<p class='note'>{escape(note)}</p>" for note in list_notes(table))
     yield from _plots(results, table)
     yield from _divergences(table, divergences)
-    yield from _origin(origin)
+    yield "<h2>What was measured, on what</h2>"
+    yield from facts(origin, drop="settings")
     yield from _meanings(table)
     yield "</body></html>"
 
@@ -120,14 +114,8 @@ def _table(table: Table) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for row in table.rows:
         cells = [(column.cell(row), " class='words'" if column.words else "") for column in columns]
-        yield "<tr>" + "".join(f"<td{look}>{_split(cell)}</td>" for cell, look in cells) + "</tr>"
+        yield "<tr>" + "".join(f"<td{look}>{split_interval(cell)}</td>" for cell, look in cells) + "</tr>"
     yield "</tbody></table></div>"
-
-
-def _split(cell: str) -> str:
-    """The interval on a line of its own, smaller."""
-    value, bracket, interval = cell.partition(" [")
-    return escape(value) + (f"<small>[{escape(interval)}</small>" if bracket else "")
 
 
 def _plots(results: Sequence[Result], table: Table) -> Iterator[str]:
@@ -158,17 +146,7 @@ def _plots(results: Sequence[Result], table: Table) -> Iterator[str]:
     )
     for title, png, caption in drawn:
         if png is not None:
-            yield f"<h2>{title}</h2><figure>{_picture(png, title)}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _picture(png: bytes, title: str) -> str:
-    """A PNG within the page, shown at half its size in dots: sharp on dense screens."""
-    width, height = struct.unpack(">II", png[16:24])
-    data = base64.b64encode(png).decode("ascii")
-    size = f"width='{width * SHOWN_DPI / DPI:.0f}' height='{height * SHOWN_DPI / DPI:.0f}'"
-    return (
-        f"<img alt='{escape(title)}, the numbers are in the table' {size} src='data:image/png;base64,{data}'>"
-    )
+            yield figure(title, png, caption)
 
 
 def _divergences(table: Table, divergences: Sequence[Divergence]) -> Iterator[str]:
@@ -208,38 +186,6 @@ def _marked(ids: Sequence[int], place: int) -> str:
     return " ".join(words if place < len(ids) else [*words, "<b>(end)</b>"])
 
 
-def _origin(origin: Mapping[str, Any]) -> Iterator[str]:
-    yield "<h2>What was measured, on what</h2><table class='words origin'><tbody>"
-    for name, value in _flat(origin, ""):
-        short = name.removeprefix("settings / ").replace("_", " ")
-        yield f"<tr><th>{escape(short)}</th><td class='words'>{escape(value)}</td></tr>"
-    yield "</tbody></table>"
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Names and values of a JSON value, objects within it named `outer / inner`; long lists are cut short."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name} / {key}" if name else str(key))
-    elif isinstance(value, list | tuple) and any(isinstance(inner, Mapping) for inner in value):
-        for place, inner in enumerate(value, 1):
-            yield from _flat(inner, name if len(value) == 1 else f"{name} {place}")
-    elif isinstance(value, list | tuple):
-        words = [_word(inner) for inner in value] or [_word(None)]
-        yield (
-            name,
-            ", ".join(words if len(words) <= MOST_WORDS else [*words[:MOST_WORDS], f".. ({len(words)})"]),
-        )
-    else:
-        yield name, _word(value)
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def _meanings(table: Table) -> Iterator[str]:
     yield "<h2>What the columns mean</h2><dl>"
     for column in select_columns(table):
@@ -252,25 +198,3 @@ def _meanings(table: Table) -> Iterator[str]:
         "have engines of their own, which give up the cores while they wait; those of all other modes do not, as a "
         "user would run them. So the target is in memory twice where a run has both.</p>"
     )
-
-
-HEAD = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>semspec bench</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<style>
-body { font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #111; background: #fff;
-  max-width: 1000px; margin: 2em auto; padding: 0 1.5em; }
-h1 { font-size: 1.6em; margin: 0; } h2 { font-size: 1.2em; margin: 1.8em 0 .4em; }
-p { margin: .5em 0; } .size, .note, figcaption { color: #444; font-size: .9em; } .note { margin: .2em 0; }
-.finding { font-size: 1.15em; font-weight: 600; margin: .8em 0 1em; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85em; font-variant-numeric: tabular-nums; }
-th, td { padding: .3em .5em; text-align: right; vertical-align: top; border-bottom: 1px solid #ddd; }
-th { font-weight: 600; white-space: nowrap; } thead th { border-bottom: 2px solid #333; }
-td.words, .words th, .modes th:nth-child(-n+2) { text-align: left; }
-small { display: block; color: #444; white-space: nowrap; }
-figure { margin: 0; } img { max-width: 100%; height: auto; display: block; }
-dt { font-weight: 600; float: left; clear: left; width: 7em; } dd { margin: 0 0 .25em 7.5em; }
-.origin td { overflow-wrap: anywhere; }
-</style></head><body>"""

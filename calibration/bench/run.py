@@ -33,10 +33,11 @@ from semspec.calibration.bench.peer_notes import note_peers
 from semspec.calibration.bench.records import Cell, Mode, Problem, Result
 from semspec.calibration.bench.settings import FORMAT, Origin, Settings, plan_cells
 from semspec.calibration.bench.summary import Table, summarize
-from semspec.runtime.bundle import MANIFEST, Bundle, sha256_of
+from semspec.runtime.bundle import Bundle
 from semspec.runtime.config import SamplingParams, SpecConfig
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.llm import LLM
+from semspec.runtime.probe_set import identity_of
 from semspec.runtime.records import Progress
 
 __all__ = ["Run", "conclude", "prepare", "run"]
@@ -204,9 +205,10 @@ def _check(
 
 
 def _settings(bundle: Path, problems: Sequence[Problem], modes: Sequence[Mode], **others: Any) -> Settings:
-    models = Bundle.open(bundle).manifest.models
+    opened = Bundle.open(bundle)
+    models = opened.manifest.models
     return Settings(
-        bundle_sha256=sha256_of(bundle / MANIFEST),
+        bundle_sha256=identity_of(opened),
         models={role: {"name": model.name, **model.precision} for role, model in models.items()},
         problems_sha256=fingerprint(problems),
         problems=tuple(problem.id for problem in problems),

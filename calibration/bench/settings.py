@@ -22,10 +22,10 @@ FORMAT = 2  # 1 knew no lossy tokens and no peers
 class Settings:
     """What the shards of one run have in common.
 
-    bundle_sha256: of the manifest, which lists the hash of every other file. models: role -> name and precisions.
-    problems: ids, in order; problems_sha256: of all that is asked. seeds: answers to a problem; repeats:
-    measurements of each. sampling: fields of SamplingParams. threads: None for one a core. modes are ours, peers are
-    other engines.
+    bundle_sha256: of the manifest, which lists the hash of every other file, and of the probes
+    (probe_set.identity_of). models: role -> name and precisions. problems: ids, in order; problems_sha256: of all that
+    is asked. seeds: answers to a problem; repeats: measurements of each. sampling: fields of SamplingParams. threads:
+    None for one a core. modes are ours, peers are other engines.
     """
 
     bundle_sha256: str

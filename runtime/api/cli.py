@@ -21,7 +21,8 @@ from semspec.runtime.errors import ConfigError, SemspecError
 __all__ = ["export_main", "main", "semspec"]
 
 COMMANDS = {
-    "bench": "semspec.calibration.cli:bench",
+    "bench": "semspec.calibration.bench.cli:bench",
+    "build": "semspec.export.engines.cli:build",
     "calibrate": "semspec.calibration.cli:calibrate",
     "demo": "semspec.export.cli:demo",
     "export": "semspec.export.cli:export",

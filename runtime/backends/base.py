@@ -32,7 +32,10 @@ class Session(Protocol):
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     def bind(self, input_name: str, output_name: str, tensor: Tensor) -> None:
-        """Use `tensor` as this input and as this output of every later run: a buffer updated in place."""
+        """Use `tensor` as this input and as this output of every later run: a buffer updated in place.
+
+        output_name: empty for a buffer that the graph only reads.
+        """
         ...
 
     def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, Tensor]:
@@ -61,4 +64,15 @@ class Backend(Protocol):
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """A tensor of zeros on the device."""
+        ...
+
+    def part(self, tensor: Tensor, index: int) -> Tensor:
+        """The memory of tensor[index], not a copy. tensor: from `zeros`."""
+        ...
+
+    def store(self, rows: Tensor, buffer: Tensor, at: int) -> None:
+        """Copy rows (.., S, D), an output of the last run, into buffer (.., C, D) behind its first `at` rows.
+
+        One strided copy, over before the next run reads the buffer. at + S is at most C.
+        """
         ...

@@ -58,6 +58,8 @@ class OrtBackend:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # its errors arrive as exceptions; on stderr they would come twice
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self._spin)))
+        # graphs for TensorRT are judged here: onnxruntime would round the inputs of their int8 products on its own
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         try:  # enable_fallback=0: onnxruntime must not carry on with another provider, at opening or later
             session = ort.InferenceSession(
                 str(graph), options, providers=[PROVIDERS[self.name]], enable_fallback=0
@@ -76,6 +78,19 @@ class OrtBackend:
         if self.name == "cpu":
             return OrtTensor(_lazy_zeros(shape, dtype))
         return OrtTensor(ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.name, 0))
+
+    def part(self, tensor: OrtTensor, index: int) -> OrtTensor:
+        return OrtTensor(self._array(tensor)[index])
+
+    def store(self, rows: OrtTensor, buffer: OrtTensor, at: int) -> None:
+        new = rows.numpy()
+        self._array(buffer)[..., at : at + new.shape[-2], :] = new
+
+    def _array(self, tensor: OrtTensor) -> Array:
+        """Memory that can be written here. Raises BackendError on a device, whose graphs write their own caches."""
+        if not isinstance(tensor.value, np.ndarray):
+            raise BackendError(f"backend {self.name!r} runs no graph that leaves its cache to the runtime")
+        return tensor.value
 
 
 class OrtTensor:
@@ -160,7 +175,8 @@ class OrtSession:
             self._bind_output(plan.binding, name, plan.fetched[name], "cpu")
         for (input_name, output_name), tensor in self._bound.items():
             self._bind_input(plan.binding, input_name, tensor, device)
-            self._bind_output(plan.binding, output_name, tensor, device)
+            if output_name:
+                self._bind_output(plan.binding, output_name, tensor, device)
         if len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = plan

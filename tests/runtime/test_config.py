@@ -167,13 +167,18 @@ def test_stops_may_come_as_a_list_and_are_kept_as_a_tuple() -> None:
 
 def test_speculation_is_exact_unless_asked_otherwise() -> None:
     """The default is the mode that promises most."""
-    assert dataclasses.astuple(SpecConfig()) == ("lossless", "auto", 4, False)
+    assert dataclasses.astuple(SpecConfig())[:4] == ("lossless", "auto", 4, False)
+    assert not SpecConfig().semantic and not SpecConfig(mode="combined", risk=0).semantic
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_every_mode_goes_with_every_draft(mode: str, draft: str) -> None:
-    """Frozen, hashable, and plain numbers, as sampling settings are."""
+    """Frozen, hashable, and plain numbers, as sampling settings are; but n-grams have no segments."""
+    if draft == "ngram" and mode in ("semantic", "combined"):
+        with pytest.raises(ConfigError, match="n-grams draft no segments"):
+            SpecConfig(mode=mode, draft=draft)
+        return
     spec = SpecConfig(mode=mode, draft=draft, num_draft_tokens=np.int64(7), block=True)  # type: ignore[arg-type]
     assert type(spec.num_draft_tokens) is int
     assert {spec: 1}[pickle.loads(pickle.dumps(spec))] == 1
@@ -201,6 +206,57 @@ def test_bad_speculation_is_refused_in_one_line(field: str, value: Any, allowed:
         SpecConfig(**{field: value})
     message = str(caught.value)
     assert message.startswith(field) and repr(value) in message and allowed in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"risk": 0.1}, "risk belongs to the modes semantic and combined, not to 'lossless'"),
+        ({"mode": "judged", "bonus": True}, "bonus belongs to"),
+        ({"mode": "draft-alone", "adaptive": "confidence"}, "adaptive belongs to"),
+        ({"mode": "semantic", "ratio_floor": 0.7}, "ratio_floor is not used by mode 'semantic' with preset"),
+        ({"mode": "semantic", "preset": "calibrated", "greedy_accept": True}, "greedy_accept is not used"),
+        ({"mode": "semantic", "preset": "paper", "risk": 0.1}, "risk is not used"),
+        ({"mode": "semantic", "min_confidence": 0.5}, "min_confidence is not used"),
+        ({"mode": "combined", "preset": "calibrated"}, "preset is not used by mode 'combined'"),
+        ({"mode": "combined", "keep_prefix": True}, "keep_prefix is not used"),
+        ({"mode": "combined", "top2": True}, "top2 is not used"),
+        ({"mode": "semantic", "risk": 1.5}, "risk must be finite and between 0 and 1, got 1.5"),
+        ({"mode": "semantic", "risk": "low"}, "risk must be a number"),
+        (
+            {"mode": "semantic", "preset": "paper", "ratio_floor": -1},
+            "ratio_floor must be finite and at least 0",
+        ),
+        (
+            {"mode": "semantic", "max_lossy_fraction": 2},
+            "max_lossy_fraction must be finite and between 0 and 1",
+        ),
+        ({"mode": "semantic", "preset": "published"}, "preset must be one of calibrated, paper, strict"),
+        ({"mode": "semantic", "thinking": "aloud"}, "thinking must be one of exact, discard, ignore"),
+        ({"mode": "semantic", "adaptive": True}, "adaptive must be one of off, confidence, acceptance"),
+        ({"mode": "semantic", "bonus": None}, "bonus must be True or False"),
+        ({"mode": "semantic", "keep_prefix": "no"}, "keep_prefix must be True or False"),
+        ({"mode": "semantic", "exact_inside": 1}, "exact_inside must be True or False"),
+    ],
+    ids=str,
+)
+def test_a_semantic_setting_that_is_wrong_or_that_nothing_looks_at_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    """A setting that is silently ignored would be a promise broken."""
+    with pytest.raises(ConfigError) as caught:
+        SpecConfig(**settings)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_probes_judge_unless_the_risk_is_0() -> None:
+    """Two modes, at any risk above 0; presets without a risk always do."""
+    for mode in ("semantic", "combined"):
+        assert SpecConfig(mode=mode).semantic and SpecConfig(mode=mode, risk=1).semantic
+        assert not SpecConfig(mode=mode, risk=0).semantic
+    assert SpecConfig(mode="semantic", preset="strict", ratio_floor=0.7, keep_prefix=False).semantic
+    assert not any(SpecConfig(mode=mode).semantic for mode in ("lossless", "judged", "autoregressive"))
+    assert hash(SpecConfig(mode="semantic", risk=1)) == hash(SpecConfig(mode="semantic", risk=1.0))
 
 
 def test_unknown_speculation_setting_is_an_error() -> None:

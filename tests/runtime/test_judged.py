@@ -17,6 +17,7 @@ from semspec.runtime.drafting import ModelDrafter
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Floats, Step, Verdict
 from semspec.runtime.review import Review
+from semspec.runtime.segments import Segmenter
 from semspec.runtime.stats import Ledger
 
 
@@ -297,11 +298,14 @@ def test_a_draft_is_the_beginning_of_what_the_model_drafts_anyway(seed: int) -> 
     """It ends with the segment, at a stop or at the limit; tokens and laws are the same, and so is the history."""
     params = SamplingParams(temperature=1.0, frequency_penalty=0.5)
 
-    def drafted(limit: int, **options: Any) -> tuple[Any, Any]:
+    def drafted(limit: int, segmenter: Segmenter | None = None) -> tuple[Any, Any]:
         chooser = Chooser(params, V, PROMPT)
-        drafter = ModelDrafter(ScriptedModel(DRAFT), chooser, **options)
+        drafter = ModelDrafter(
+            ScriptedModel(DRAFT), chooser, stop_ids=segmenter.stop_ids if segmenter else ()
+        )
         drafter.start(PROMPT)
-        found = drafter.propose(limit, np.random.default_rng(seed))
+        segment = None if segmenter is None else segmenter.begin()
+        found = drafter.propose(limit, np.random.default_rng(seed), segment=segment, judged=True)
         chooser.rollback(0)
         return found, chooser.law(np.zeros(V, np.float32)).probs.tolist()
 

@@ -23,6 +23,9 @@ LINES = Segmenter(
 )
 
 
+KEPT, REFUSED = Verdict(keep=1), Verdict(keep=0, target_writes=True)
+
+
 def judging(judge: Judge) -> Judging:
     return Judging(judge=judge, segmenter=LINES, rng=np.random.default_rng(0))
 
@@ -91,18 +94,18 @@ def test_turns_follow_segments() -> None:
     """The target's first segment, then drafts until one is refused, then its own up to where the refused one's ends."""
     turns = Turns(judging(keeping(True)))
     assert turns.target_writes
-    turns.take([0], drafted=False, target_writes=False)
+    turns.take([0], judged=False, verdict=KEPT)
     assert turns.target_writes  # one token is no segment here
-    turns.take([0], drafted=False, target_writes=False)
+    turns.take([0], judged=False, verdict=KEPT)
     assert not turns.target_writes
-    turns.take([1, 1, 0], drafted=True, target_writes=False)
+    turns.take([1, 1, 0], judged=True, verdict=KEPT)
     assert not turns.target_writes
-    turns.take([1], drafted=True, target_writes=True)
+    turns.take([1], judged=True, verdict=REFUSED)
     for token in (1, 1):
         assert turns.target_writes
-        turns.take([token], drafted=False, target_writes=False)
+        turns.take([token], judged=False, verdict=KEPT)
     assert turns.target_writes
-    turns.take([1], drafted=False, target_writes=False)  # the cap, counted from the draft's place
+    turns.take([1], judged=False, verdict=KEPT)  # the cap, counted from the draft's place
     assert not turns.target_writes
 
 
@@ -111,16 +114,16 @@ def test_nobody_drafts_means_the_target_writes_a_segment() -> None:
     for segments in (True, False):
         turns = Turns(judging(keeping(True, segments=segments)))
         if segments:
-            turns.take([1, 0], drafted=False, target_writes=False)
+            turns.take([1, 0], judged=False, verdict=KEPT)
         assert not turns.target_writes
-        turns.take([1], drafted=False, target_writes=False)
+        turns.take([1], judged=False, verdict=KEPT)
         assert turns.target_writes == segments
 
 
 def test_without_a_judge_there_are_no_turns() -> None:
     """Exact modes draft from the first token on."""
     turns = Turns(None)
-    turns.take([1], drafted=False, target_writes=False)
+    turns.take([1], judged=False, verdict=KEPT)
     assert not turns.target_writes
 
 

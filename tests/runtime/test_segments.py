@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 
 from semspec.runtime import segments
 from semspec.runtime.errors import ConfigError
-from semspec.runtime.segments import Boundary, Segmenter
+from semspec.runtime.segments import Boundary, Segmenter, parse_boundary
 from semspec.runtime.tokenizer import Tokenizer
+from semspec.runtime.typed import plain, read_typed
 
 
 def segmenter(
@@ -126,8 +129,86 @@ def test_both_ways_to_write_bytes_are_read(make: Callable[[], object], tmp_path:
     assert n is not None and tokenizer.decode(ids[:n]) == "a b\nc\n\n"
 
 
+def test_sentences_are_cut_at_their_marks() -> None:
+    """What a sentence is, test_sentences.py says; least length, cap and stops are those of the other kinds."""
+    pieces = [" 3", ".", "5", " kg", ".", " Next", " line", "\n", " Dr", ".", " No"]
+    assert [cut(pieces, "sentence", low) for low in (1, 5, 6, 9)] == [5, 5, 8, None]
+    assert cut(pieces, "sentence", 1, 3) == 3
+    assert segmenter([" x", "<end>"], "sentence", 4, 9, stop_ids=[1]).length([0, 1]) == 2
+
+
+def test_a_sentence_that_others_begin_too_goes_on_from_its_copy() -> None:
+    """Samples of one context share their beginnings: what one reads must not reach the other."""
+    cutter = segmenter([" 3", ".", "5", " kg", "`"], "sentence")
+    one = cutter.begin()
+    assert not one.push(3)
+    other = copy.copy(one)
+    assert not other.push(4) and not other.push(1)  # within code
+    assert one.push(1)
+
+
+def test_ids_end_a_segment_whatever_they_mean() -> None:
+    """The paper's own rule: a list of tokens; their text is never asked for."""
+
+    def nothing(token: int) -> bytes:
+        raise AssertionError(token)
+
+    boundary = Boundary(kind="ids", min_tokens=2, max_tokens=5, ids=(4, 7))
+    cutter = Segmenter(boundary, nothing, [9])
+    assert [cutter.length(ids) for ids in ([4, 1, 7, 4], [7, 4], [1, 9], [1, 2, 3, 5, 6], [4, 1])] == [
+        3,
+        2,
+        2,
+        5,
+        None,
+    ]
+
+
 @pytest.mark.parametrize(
-    "changes", [{"kind": "comma"}, {"min_tokens": 0}, {"min_tokens": 65}, {"max_tokens": 3}]
+    ("text", "boundary"),
+    [
+        ("newline", Boundary()),
+        ("sentence:5-40", Boundary(kind="sentence", min_tokens=5, max_tokens=40)),
+        ("blank-line", Boundary(kind="blank-line", min_tokens=1, max_tokens=500)),
+        ("ids=382,271,382:2-9", Boundary(kind="ids", min_tokens=2, max_tokens=9, ids=(271, 382))),
+    ],
+)
+def test_a_boundary_is_written_in_one_word(text: str, boundary: Boundary) -> None:
+    """For commands; what is printed can be given back. In JSON it comes back as well."""
+    assert parse_boundary(text) == boundary == parse_boundary(str(boundary))
+    assert read_typed(Boundary, json.loads(json.dumps(plain(boundary))), "boundary") == boundary
+
+
+@pytest.mark.parametrize(
+    "text", ["comma", "newline:9", "newline=3", "ids", "ids=", "ids=-1", "newline:9-3", ""]
+)
+def test_what_is_not_a_boundary_is_refused(text: str) -> None:
+    """In one line that says how one is written, or what is wrong with it."""
+    with pytest.raises(ConfigError) as caught:
+        parse_boundary(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_boundaries_of_before_ids_keep_their_bytes() -> None:
+    """Manifests, collections and their fingerprints were written without: they are read, and written the same."""
+    old = {"kind": "newline", "min_tokens": 12, "max_tokens": 64}
+    assert read_typed(Boundary, old, "boundary") == Boundary()
+    assert plain(Boundary()) == old
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "comma"},
+        {"min_tokens": 0},
+        {"min_tokens": 65},
+        {"max_tokens": 3},
+        {"kind": "ids"},
+        {"ids": (1,)},
+        {"kind": "ids", "ids": (2, 1)},
+        {"kind": "ids", "ids": (1, 1)},
+        {"kind": "ids", "ids": (-1,)},
+    ],
 )
 def test_boundaries_that_cannot_be_are_refused(changes: dict[str, object]) -> None:
     """A manifest may have been edited."""

@@ -128,15 +128,16 @@ def test_segments_and_lossy_tokens_are_counted_as_by_hand() -> None:
     ledger = Ledger()
     empty = ledger.summary()
     assert (empty.semantic_acceptance_rate, empty.lossy_token_fraction) == (None, None)
-    ledger.add_segment(kept=True)
+    ledger.add_segment(20, kept=True)
     ledger.add_round(drafted=20, accepted=20, emitted=20, lossy=18)
-    ledger.add_segment(kept=False)
+    ledger.add_segment(4, kept=False)
     ledger.add_question()
     ledger.add_round(drafted=4, accepted=0, emitted=1)
     ledger.add_round(drafted=0, accepted=0, emitted=1)
     summary = ledger.summary()
     assert (summary.num_segments, summary.num_accepted_segments) == (2, 1)
     assert (summary.semantic_acceptance_rate, summary.draft_acceptance_rate) == (0.5, 20 / 24)
+    assert (summary.num_segment_tokens, summary.num_accepted_segment_tokens) == (24, 20)
     assert (summary.num_lossy_tokens, summary.lossy_token_fraction) == (18, 18 / 22)
     assert (summary.num_rounds, summary.mean_acceptance_length) == (4, 22 / 4)
 
@@ -168,6 +169,19 @@ def test_phases_add_up_also_when_they_fail() -> None:
     with ledger.time("draft"):
         clock.now += 0.25
     assert list(ledger.summary().phase_ms.items()) == [("review", 1000.0), ("draft", 250.0)]
+
+
+def test_laps_are_the_times_since_the_last_one() -> None:
+    """What a round took is told apart from what came before; phases that did not run are left out."""
+    ledger = Ledger(clock=iter([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 3.5]).__next__)
+    for phase in ("draft", "target"):
+        with ledger.time(phase):
+            pass
+    assert ledger.lap() == {"draft": 1000.0, "target": 2000.0}
+    with ledger.time("draft"):
+        pass
+    assert ledger.lap() == {"draft": 500.0} and ledger.lap() == {}
+    assert ledger.summary().phase_ms == {"draft": 1500.0, "target": 2000.0}
 
 
 def test_summary_is_a_snapshot_and_goes_into_json() -> None:

@@ -25,6 +25,8 @@ class Outer:
     name: str
     inner: Mapping[str, Inner]
     extra: Any = None
+    other: Inner | None = None
+    share: float | None = None
 
 
 def test_the_example_holds() -> None:
@@ -38,6 +40,8 @@ def test_a_record_comes_back_from_its_json() -> None:
     assert read_typed(Outer, json.loads(json.dumps(asdict(record))), "file") == record
     assert read_typed(tuple[float, ...], [1, -0.5], "file") == (1.0, -0.5)
     assert read_typed(Outer, {"name": "", "inner": {}}, "file") == Outer(name="", inner={})
+    record = Outer(name="", inner={}, other=Inner(count=1), share=0.5)
+    assert read_typed(Outer, json.loads(json.dumps(asdict(record))), "file") == record
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,12 @@ def test_a_record_comes_back_from_its_json() -> None:
             {"name": "a", "inner": {"b": {"count": 1, "layers": [1, "2"]}}},
             "file.inner.b.layers[1] must be a whole number, found '2'",
         ),
-        ({"name": "a", "inner": {}, "x\n": 1}, r"file has the unknown key 'x\n'; known: name, inner, extra"),
+        (
+            {"name": "a", "inner": {}, "x\n": 1},
+            r"file has the unknown key 'x\n'; known: name, inner, extra, other, share",
+        ),
+        ({"name": "a", "inner": {}, "other": {}}, "file.other lacks 'count'"),
+        ({"name": "a", "inner": {}, "share": "1"}, "file.share must be a number, found '1'"),
     ],
     ids=str,
 )

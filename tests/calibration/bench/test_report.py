@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import bench_results
 import numpy as np
 import pytest
+from pages import Page, pictures
 
 from semspec.calibration.bench.columns import format_table
 from semspec.calibration.bench.divergences import find_divergences
@@ -64,39 +63,6 @@ def written(folder: Path, results: Sequence[Result], table: Table, origin: Any =
     divergences = [replace(one, margin=0.12345) for one in find_divergences(results, table)]
     write_report(folder, results, table, ORIGIN if origin is None else origin, divergences)
     return (folder / "report.html").read_text(encoding="utf-8")
-
-
-class Page(HTMLParser):
-    """Tags that were opened, attributes, text between tags; refuses tags that are not closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in ("meta", "img"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def pictures(page: str) -> list[bytes]:
-    prefix = "data:image/png;base64,"
-    found = [value or "" for name, value in Page(page).attributes if name == "src"]
-    assert all(value.startswith(prefix) for value in found)
-    return [base64.b64decode(value.removeprefix(prefix)) for value in found]
 
 
 def test_page_asks_for_nothing_else(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import commands
 import pytest
+from tiny_pairs import bound
+from tiny_probes import add_probes
 
 from semspec.calibration.bench.journal import CELLS, RESULTS, RUN, read_cells
 from semspec.calibration.bench.modes import MODES, parse_modes
@@ -20,9 +22,11 @@ from semspec.calibration.bench.run import Run, run
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BundleError, CalibrationError, ConfigError
 from semspec.runtime.model import CachedModel
+from semspec.runtime.probes import RiskPoint
 
 GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=24)
+FREE = RiskPoint(risk=1.0, threshold=0.0, coverage=1.0, observed=0.5, upper=0.6)  # keeps every segment
 ASKED = (Problem(id="a", question="2+3?", answer="5"), Problem(id="b", question="Why?"))
 
 
@@ -42,6 +46,22 @@ def test_exact_modes_give_the_tokens_of_the_target(bench_pair: Path, tmp_path: P
     assert {name: row.divergences for name, row in rows.items()} == dict.fromkeys(rows, 0)
     for name in ("lossless", "lossless-block", "lossless:8"):
         assert 0 < (rows[name].acceptance or 0) < 1 and (rows[name].draft_share or 0) > 0
+
+
+def test_semantic_modes_are_measured_beside_exact_ones_and_controls(bench_pair: Path, tmp_path: Path) -> None:
+    """One run, one journal: lossy rows have their share, at risk 0 there is no divergence."""
+    bundle = bound(bench_pair, tmp_path / "bundle", min_tokens=3, max_tokens=7)
+    add_probes(bundle, features=("target.mean_logprob",), risks=(FREE,))
+    names = (
+        "autoregressive,lossless,combined:0,semantic:1,combined:1,semantic-paper,semantic-strict,random:0.5"
+    )
+    done = measure(bundle, tmp_path / "out", names, sampling=replace(GREEDY, max_tokens=60))
+    rows = {row.mode: row for row in done.table.rows}
+    assert list(rows) == names.split(",")
+    assert rows["combined:0"].divergences == rows["lossless"].divergences == 0
+    assert rows["semantic:1"].divergences is None
+    lossy = {name: sum(one.n_lossy for one in done.results if one.cell.mode == name) for name in rows}
+    assert lossy["semantic:1"] >= lossy["combined:1"] > 0 == lossy["combined:0"] == lossy["lossless"]
 
 
 def test_exact_modes_are_exact_on_a_real_model(smollm2_bundle: Path, tmp_path: Path) -> None:

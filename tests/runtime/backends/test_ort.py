@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from semspec.runtime.backends import BACKENDS, open_backend
-from semspec.runtime.backends.ort import MAX_PLANS, OrtSession
+from semspec.runtime.backends.ort import MAX_PLANS, OrtBackend, OrtSession, OrtTensor
 from semspec.runtime.errors import BackendError, ConfigError
 from semspec.runtime.records import Array, TensorSpec
 
@@ -325,3 +325,16 @@ def test_missing_onnxruntime_gives_the_command_that_installs_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'semspec[cpu]'" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def test_new_rows_are_stored_into_the_parts_of_one_buffer() -> None:
+    """What `primitive` graphs leave to the runtime: every layer's rows at once, behind those that are there."""
+    backend = OrtBackend("cpu", 1, False)
+    buffer = backend.zeros((4, 1, 2, 6, 3), "float16")
+    parts = [backend.part(buffer, index) for index in range(4)]
+    rows = np.arange(4 * 2 * 2 * 3, dtype=np.float16).reshape(4, 1, 2, 2, 3)
+    backend.store(OrtTensor(rows), buffer, 3)
+    for index, part in enumerate(parts):
+        assert np.shares_memory(part.numpy(), buffer.numpy())
+        assert np.array_equal(part.numpy()[:, :, 3:5], rows[index])
+        assert not part.numpy()[:, :, :3].any() and not part.numpy()[:, :, 5:].any()
