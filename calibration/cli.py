@@ -1,38 +1,43 @@
-"""Commands that measure: bench, calibrate. Tables go to stdout, progress to stderr."""
+"""The command `semspec calibrate`, and what commands that measure share. Tables go to stdout, progress to stderr."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from semspec.calibration.bench.run import Run
+    from semspec.calibration.bench.records import Problem
+    from semspec.calibration.calibrate import Calibrated, CalibrateSettings
+    from semspec.calibration.collection import Collection
     from semspec.runtime.records import Progress
 
-__all__ = ["bench", "calibrate"]
+__all__ = ["calibrate", "parse_shard", "show_progress"]
+
+QUESTIONS = 150
+RANGES = ("--target", "--ranges")
 
 
-class _Bench(click.Group):
-    """A group whose own command is to measure: `bench join ...` joins, `bench BUNDLE ...` measures BUNDLE."""
+class _Calibrate(click.Group):
+    """`calibrate BUNDLE` makes probes, `calibrate join` joins shards, `calibrate --target T --ranges F` measures."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["run", *args]
+            of_ranges = any(word.split("=")[0] in RANGES for word in args)
+            args = ["ranges" if of_ranges else "run", *args]
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for line in ("BUNDLE --data FILE --out DIR [OPTIONS]", "join DIR DIR.. --out DIR"):
+        for line in ("BUNDLE [OPTIONS]", "join DIR DIR.. --out DIR", "--target T --ranges FILE [OPTIONS]"):
             formatter.write_usage(ctx.command_path, line)
 
 
-def _shard(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+def parse_shard(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
     """`2/5` as numbers."""
     index, slash, count = value.partition("/")
     if not (slash and index.isascii() and index.isdigit() and count.isascii() and count.isdigit()):
@@ -40,103 +45,130 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return int(index), int(count)
 
 
-@click.group(cls=_Bench, short_help="Measure accuracy and speed of every way to decode.")
-def bench() -> None:
-    """Measure accuracy and speed of every way to decode, in one run.
+def _samples(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """`8,4` as numbers."""
+    draft, comma, target = value.partition(",")
+    if not (comma and draft.isascii() and draft.isdigit() and target.isascii() and target.isdigit()):
+        raise click.BadParameter(f"expected DRAFT,TARGET as in 8,4, got {value!r}")
+    return int(draft), int(target)
 
-    `semspec bench run --help` lists the options; the word `run` may be left out. `join` puts the shards of a run
-    together.
+
+@click.group(cls=_Calibrate, short_help="Make probes and thresholds for a bundle, or ranges for quantizers.")
+def calibrate() -> None:
+    """Make what decisions rest on: probes and thresholds of a bundle, or ranges for quantizers.
+
+    `semspec calibrate run --help` lists the options of the first, `semspec calibrate ranges --help` those of the
+    second; the words `run` and `ranges` may be left out. `join` puts what shards collected together.
     """
 
 
-@bench.command()
+@calibrate.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="JSONL: id, question, answer.")
-@click.option("--problems", type=click.IntRange(min=1), help="The first so many.  [default: all]")
 @click.option(
-    "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Answers to a problem."
+    "--contexts",
+    type=click.Path(path_type=Path),
+    help="JSONL: id, question, answer.  [default: built-in problems]",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Timings of each.")
 @click.option(
-    "--modes",
-    help="Such as autoregressive,lossless:8,ngram-block.  [default: all but -block, 4 draft tokens]",
+    "--questions", type=click.IntRange(min=1), help=f"The first so many.  [default: at most {QUESTIONS}]"
 )
-@click.option("--peers", help="Other engines in the same run, such as genai,genai-draft:4,llama-lookup.")
-@click.option("--max-tokens", type=int, default=1024, show_default=True, help="Longest answer in tokens.")
-@click.option("--temperature", type=float, default=0.6, show_default=True, help="0 is greedy.")
+@click.option("--boundary", help="Where segments end, as in newline:12-64.  [default: the bundle's]")
+@click.option(
+    "--equivalence",
+    default="numbers",
+    show_default=True,
+    help="What says the same: exact, numbers, embed or nli.",
+)
+@click.option("--encoder", default="", help="Hub id or folder of what embed or nli reads with.")
+@click.option("--encoder-limit", type=float, default=0.0, help="Least cosine of embed.  [default: MiniLM's]")
+@click.option("--encoder-pooling", default="", help="mean or cls, of embed.  [default: what its folder says]")
+@click.option(
+    "--label",
+    default="cross",
+    show_default=True,
+    help="cross, own, own-loo, joint, or outcome (needs answers).",
+)
+@click.option(
+    "--samples",
+    callback=_samples,
+    default="8,4",
+    show_default=True,
+    help="Of draft and target in each context.",
+)
+@click.option("--probes", help="Sizes of probe to try; the last is the ratio's.  [default: linear,mlp2,mlp4]")
+@click.option("--temperature", type=float, default=0.6, show_default=True, help="Of the samples.")
 @click.option("--top-p", type=float, default=0.95, show_default=True, help="1 is off.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all chances.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Folder of the run; resumed if there."
+    "--shard", callback=parse_shard, default="1/1", show_default=True, help="Collect part i of n only."
 )
-@click.option("--shard", callback=_shard, default="1/1", show_default=True, help="Measure part i of n only.")
-@click.option("--ray", metavar="ADDRESS", help="Spread the run over a Ray cluster; `local` starts one here.")
-@click.option("--ray-workers", type=click.IntRange(min=1), help="Parts to spread.  [default: one a node]")
+@click.option("--budget", type=float, help="Stop collecting after so many minutes, and use what is there.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="Folder of the steps.  [default: BUNDLE.calibration]"
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="New folder for the probes.  [default: in the bundle]"
+)
 @click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the tables.")
 def run(
     bundle: Path,
-    data: Path,
-    problems: int | None,
-    modes: str | None,
-    peers: str | None,
-    max_tokens: int,
-    temperature: float,
-    top_p: float,
-    out: Path,
+    contexts: Path | None,
+    questions: int | None,
+    work: Path | None,
+    out: Path | None,
+    shard: tuple[int, int],
     as_json: bool,
-    **limits: Any,
+    **options: Any,
 ) -> None:
-    """Answer the problems of --data with the models of BUNDLE in every mode, and compare.
+    """Make BUNDLE able to judge meaning: probes, a predictor, thresholds for risks, and a report.
 
-    Modes: autoregressive (the target alone), lossless (drafts of the draft model), ngram (drafts from the text),
-    lossless-block and ngram-block (judged as a block); `:8` sets the most tokens of a draft. All are exact. Lossy
-    controls, which a better lossy rule has to beat: random:0.7 (segments of the draft kept by chance), logprob:-0.15
-    (by the target's mean log-probability), specreason:7 (by its grade, 0-9), topk:2:4 (tokens among its 2 likeliest,
-    drafts of 4), draft-alone. Modes take turns within each problem, so what slows the machine slows all. Speed is told
-    as the ratio to autoregressive in the same run. Sampling is the same for all modes; the model's own defaults do not
-    enter.
+    Both models answer questions segment by segment; in every context both write samples, and the target reads the
+    draft's. How many of the target's samples say the same as a segment of the draft is what a predictor learns to
+    foretell from signals, from the text and, where that is better on unseen questions, from hidden states. A risk (the
+    share of kept segments that no sample of the target is equivalent to) becomes a threshold with a 95 % bound.
 
-    Peers get the weights that the bundle was exported from, the same prompts and limits: genai, genai-draft,
-    genai-ngram, llama, llama-lookup, transformers, transformers-assisted. What a peer needs is installed by the user;
-    what it reads is made once and kept in the cache. Each is a process of its own that keeps its models in memory
-    until the end.
-
-    Interrupted, the same command goes on where it stopped. Written to --out: run.json, cells.jsonl, results.json,
-    divergences.jsonl, report.html; with --ray also shards/, a folder for each part.
+    Written to BUNDLE/probes/<n>: graphs, predictor.json, calibration.json, report.html; earlier numbers stay.
+    Interrupted, the same command goes on where it stopped. With --shard it only collects: run every part with a --work
+    of its own, then `semspec calibrate join`, then this command with the joined --work.
     """
-    from semspec.calibration.bench.data import read_problems
-    from semspec.calibration.bench.modes import default_modes, parse_modes
-    from semspec.calibration.bench.peer_names import parse_peers
-    from semspec.runtime.bundle import Bundle
-    from semspec.runtime.config import SamplingParams
+    from semspec.calibration.calibrate import calibrate as calibrate_bundle
+    from semspec.calibration.calibrate import collect_shard, default_work
 
-    _need_plots()
-    sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens)
-    names = modes.split(",") if modes else default_modes("draft" in Bundle.open(bundle).manifest.models)
-    asked, chosen = read_problems(data, problems), parse_modes(names)
-    chosen += parse_peers(peers.split(",") if peers else [])
-    measure = _measurer(limits)
-    with _progress() as on_progress:
-        finished = measure(bundle, asked, chosen, out, sampling, on_progress=on_progress, **limits)
-    _finish(finished, as_json)
+    started = time.monotonic()
+    problems, source = _questions(contexts, questions, options["seed"])
+    settings, limits = _settings(options, source)
+    place = work or default_work(bundle)
+    if shard != (1, 1):
+        with show_progress() as on_progress:
+            found = collect_shard(
+                bundle, problems, place, settings, shard=shard, on_progress=on_progress, **limits
+            )
+        _tell_collection(place, found, as_json)
+        return
+    with show_progress() as on_progress:
+        made = calibrate_bundle(bundle, problems, place, settings, out=out, on_progress=on_progress, **limits)
+    _tell(made, time.monotonic() - started, as_json)
 
 
-@bench.command()
+@calibrate.command()
 @click.argument("folders", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
 def join(folders: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Put FOLDERS, all the shards of one run, together in --out, as if it had never been split."""
-    from semspec.calibration.bench.join import join as join_shards
+    """Put FOLDERS, the --work folders of all shards of one run, together in --out.
 
-    _need_plots()
-    _finish(join_shards(folders, out), as_json)
+    Then `semspec calibrate BUNDLE --work OUT`, with the options that the shards had, goes on from there.
+    """
+    from semspec.calibration.calibrate import join_work
+
+    _tell_collection(out, join_work(folders, out), as_json)
 
 
-@click.command(short_help="Measure what a model's linears read, for quantizers.")
+@calibrate.command(short_help="Measure what a model's linears read, for quantizers.")
 @click.option(
     "--target",
     required=True,
@@ -152,7 +184,7 @@ def join(folders: tuple[Path, ...], out: Path, as_json: bool) -> None:
     "--force", is_flag=True, help="Replace an existing file; begin anew where another run was left."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
-def calibrate(
+def ranges(
     target: str, out: Path, text: Path | None, tokens: int, source: str | None, force: bool, as_json: bool
 ) -> None:
     """Read a text with the checkpoint --target in fp32, and write the ranges of what its linears read to --ranges.
@@ -174,7 +206,7 @@ def calibrate(
     check_free(out, force)  # downloads may take long: what can be refused is refused before
     content = None if text is None else read_text_file(text)
     parsed = parse_source(target)
-    with _progress() as on_progress:
+    with show_progress() as on_progress:
         path = fetch(parsed, prefer=source, on_progress=on_progress)
         name = parsed.name if isinstance(parsed, RecipeModel) else path.stem if path.is_file() else path.name
         checkpoint = open_checkpoint(path)
@@ -194,48 +226,89 @@ def calibrate(
         click.echo(json.dumps(line))
 
 
-def _measurer(limits: dict[str, Any]) -> Callable[..., Run]:
-    """What measures: this machine, or with --ray a cluster, whose options are taken out of `limits`."""
-    address, workers = limits.pop("ray"), limits.pop("ray_workers")
-    if address is None:
-        from semspec.calibration.bench.run import run as measure
+def _questions(contexts: Path | None, n: int | None, seed: int) -> tuple[list[Problem], str]:
+    """The questions, and where they are from, for people."""
+    from semspec.calibration.bench.data import read_problems
+    from semspec.calibration.problems import generate_problems
 
-        if workers is not None:
-            raise click.UsageError("--ray-workers goes with --ray ADDRESS")
-        return measure
-    from semspec.calibration.bench.ray_run import run_on_ray
-
-    if limits.pop("shard") != (1, 1):
-        raise click.UsageError("--ray splits the run itself: leave --shard out")
-    return partial(run_on_ray, address=address, workers=workers)
+    if contexts is None:
+        return generate_problems(n or QUESTIONS, seed), f"built-in problems, seed {seed}"
+    return read_problems(contexts, n)[: n or QUESTIONS], contexts.name
 
 
-def _need_plots() -> None:
-    """A missing library is said before hours of measuring, not after."""
-    import matplotlib  # noqa: F401
+def _settings(options: dict[str, Any], source: str) -> tuple[CalibrateSettings, dict[str, Any]]:
+    """What is calibrated how; and how long, on what engine."""
+    from semspec.calibration.calibrate import CalibrateSettings
+    from semspec.calibration.collection import CollectSettings
+    from semspec.calibration.learn import LearnSettings
+    from semspec.calibration.relations import Relation
+    from semspec.runtime.segments import parse_boundary
+
+    n_draft, n_target = options["samples"]
+    probes = tuple(options["probes"].split(",")) if options["probes"] else LearnSettings().probes
+    settings = CalibrateSettings(
+        collecting=CollectSettings(
+            n_draft=n_draft,
+            n_target=n_target,
+            temperature=options["temperature"],
+            top_p=options["top_p"],
+            seed=options["seed"],
+        ),
+        boundary=None if options["boundary"] is None else parse_boundary(options["boundary"]),
+        relation=Relation(
+            name=options["equivalence"],
+            encoder=options["encoder"],
+            limit=options["encoder_limit"],
+            pooling=options["encoder_pooling"],
+        ),
+        label=options["label"],
+        learning=LearnSettings(seed=options["seed"], probes=probes, paper_probe=probes[-1]),
+        source=source,
+    )
+    return settings, {name: options[name] for name in ("budget", "backend", "threads")}
 
 
-def _finish(finished: Run, as_json: bool) -> None:
-    """Write the report and print the table."""
-    from dataclasses import asdict
+def _tell(made: Calibrated, seconds: float, as_json: bool) -> None:
+    """The findings on stdout, where they lie on stderr."""
+    from semspec.calibration.tables import format_findings
+    from semspec.runtime.typed import plain
 
-    from semspec.calibration.bench.columns import format_table
-    from semspec.calibration.bench.peer_notes import read_notes
-    from semspec.calibration.bench.report import write_report
-
-    origin = asdict(finished.origin)
-    if notes := read_notes(finished.folder):
-        origin["peers"] = notes
-    write_report(finished.folder, finished.results, finished.table, origin, finished.divergences)
+    if made.missing:
+        click.echo(
+            f"{made.missing} contexts were not collected in time; the same command collects on", err=True
+        )
+    state = "is ready" if made.is_new else "says the same already"
+    click.echo(f"{made.folder} {state}: report.html has the plots, {seconds:.1f} s", err=True)
+    found = made.findings
     if as_json:
-        click.echo(json.dumps({"out": str(finished.folder), **asdict(finished.table)}))
+        line = {
+            "probes": str(made.folder),
+            "new": made.is_new,
+            "missing": made.missing,
+            "seconds": round(seconds, 3),
+            "winner": found.winner,
+            "has_probe": found.has_probe,
+            "risks": plain(found.risks),
+            "candidates": {one.name: plain(one.auroc) for one in found.candidates},
+        }
+        click.echo(json.dumps(line))
         return
-    click.echo(format_table(finished.table))
-    click.echo(f"{finished.folder / 'report.html'} has the plots", err=True)
+    click.echo(format_findings(found))
+
+
+def _tell_collection(work: Path, found: Collection, as_json: bool) -> None:
+    index, count = found.run.shard
+    n_cells = sum(1 for _ in found.run.cells())
+    ready = n_cells - len(found.missing)
+    part = f"shard {index}/{count}" if count > 1 else "all shards"
+    click.echo(f"{work} holds {part}: {ready} of {n_cells} contexts are collected", err=True)
+    if as_json:
+        line = {"work": str(work), "shard": [index, count], "contexts": ready, "missing": len(found.missing)}
+        click.echo(json.dumps(line))
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """A bar on a terminal, a line for each tenth elsewhere; both on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from semspec.calibration.records import Context, Sample
 from semspec.calibration.sample_files import read_samples, write_samples
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.segments import Boundary
-from semspec.runtime.typed import read_typed, shown
+from semspec.runtime.typed import plain, read_typed, shown
 
 __all__ = [
     "RUN",
@@ -132,7 +132,7 @@ class CollectionRun:
 
     def to_json(self) -> str:
         """The text of run.json."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+        return json.dumps(plain(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> CollectionRun:
@@ -170,12 +170,13 @@ class Collection:
         missing = set(self.missing)
         for cell in self.run.cells():
             if cell not in missing:
-                path = self.folder / cell.file
-                context, samples = read_samples(
-                    path, fingerprint=self.run.fingerprint, shapes=self.run.shapes
-                )
+                context, samples = self.read(cell)
                 if context is not None:
                     yield context, samples
+
+    def read(self, cell: Cell) -> tuple[Context | None, tuple[Sample, ...]]:
+        """One cell that has a file; None and no samples where the slot gave no context. Raises as contexts."""
+        return read_samples(self.folder / cell.file, fingerprint=self.run.fingerprint, shapes=self.run.shapes)
 
 
 class Collecting:

@@ -41,7 +41,9 @@ def encoder_sha256(source: str | Path) -> str:
     folder = _folder(source)
     paths = [*folder.glob("*.safetensors"), *folder.glob("*.json"), folder / "1_Pooling" / "config.json"]
     try:
-        said = sorted((path.relative_to(folder).as_posix(), sha256_of(path)) for path in paths if path.is_file())
+        said = sorted(
+            (path.relative_to(folder).as_posix(), sha256_of(path)) for path in paths if path.is_file()
+        )
     except OSError as error:
         raise SourceError(f"{folder} cannot be read: {error.strerror or error}") from None
     return hashlib.sha256(json.dumps(said).encode("ascii")).hexdigest()

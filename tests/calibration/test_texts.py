@@ -168,5 +168,5 @@ def test_the_commands_default_is_the_librarys() -> None:
     """The command imports nothing before it runs, so it spells the number."""
     from semspec.calibration.cli import calibrate
 
-    defaults = {option.name: option.default for option in calibrate.params}
+    defaults = {option.name: option.default for option in calibrate.commands["ranges"].params}
     assert defaults["tokens"] == DEFAULT_TOKENS
