@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from semspec.export.packing import Schemes
     from semspec.export.pipeline import ExportReport
     from semspec.export.plan import ExportSettings, ModelRequest
+    from semspec.export.probe_graph import ProbeFile
     from semspec.export.sources import Source
     from semspec.runtime.config import SpecConfig
     from semspec.runtime.records import Progress
     from semspec.runtime.stats import Summary
 
-__all__ = ["demo", "export", "fetch"]
+__all__ = ["demo", "export", "fetch", "progress"]
 
 DEMO_RECIPE = "qwen2.5-coder"
 DEMO_QUESTION = "Write a Python function that checks whether a word is a palindrome."
@@ -69,7 +70,18 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     multiple=True,
     help="What `semspec calibrate --ranges` wrote, for the model it is of; once a model.",
 )
-@click.option("--graphs", default="cpu", show_default=True, help="cpu, or cpu,cuda.")
+@click.option(
+    "--graphs",
+    default="cpu",
+    show_default=True,
+    help="cpu, and behind it any of cuda, native (TensorRT 10.15 on, TensorRT-RTX), primitive (TensorRT 10.3 on).",
+)
+@click.option(
+    "--engine-precision",
+    help="Of native and primitive: fp16, bf16, int8, int8-w8a8, int4, fp8, nvfp4 or fp32; int4/64 with its block "
+    "size.  [default: the nearest to --precision]",
+)
+@click.option("--draft-engine-precision", help="Of the draft's.  [default: --engine-precision]")
 @click.option(
     "--hidden-layers", callback=_numbers, help="States to return, such as 0,12,-1.  [default: none]"
 )
@@ -77,9 +89,20 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
     "--probe-layers", callback=_numbers, help="States to pool.  [default: 0.7 of the depth and the last]"
 )
 @click.option(
+    "--target-probe",
+    type=click.Path(path_type=Path),
+    help="Probe of the target trained elsewhere: safetensors of a plain MLP (fc.0.weight, ...).",
+)
+@click.option("--draft-probe", type=click.Path(path_type=Path), help="The same of the draft; both or none.")
+@click.option(
     "--max-context", type=int, help="Tokens a model can remember.  [default: 8192, or the model's own]"
 )
-@click.option("--segment-cap", type=int, help="Longest segment in tokens.  [default: 64, or the recipe's]")
+@click.option(
+    "--boundary",
+    help="Where segments end: newline, blank-line, sentence or ids=ID,ID,.., with :MIN-MAX tokens.  "
+    "[default: the recipe's, else blank-line:1-500 for a model that reasons, newline:12-64 for others]",
+)
+@click.option("--segment-cap", type=int, help="Longest segment in tokens.  [default: the boundary's]")
 @click.option("--verify", default="quick", show_default=True, help="Numerics gate: quick, full or off.")
 @click.option("--force", is_flag=True, help="Replace an existing --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout at the end.")
@@ -89,6 +112,8 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     Weights are quantized, graphs written and checked against the original; the bundle appears complete or not
     at all.
     """
+    from dataclasses import replace
+
     from semspec.export.pipeline import export_pair
     from semspec.export.staging import check_free
     from semspec.runtime.bundle import ROLES
@@ -98,12 +123,18 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     schemes = [_schemes(source, options, role) for source, role in zip(sources, ROLES, strict=False)]
     if not options["ranges"]:
         schemes = [scheme.informed(False) for scheme in schemes]
+    engines = _engines(options, ROLES[: len(sources)])
     # downloads may take long: what can be refused is refused before
+    probes = _probes(options, ROLES[: len(sources)])
     check_free(out.resolve(), options["force"])
-    with _progress() as on_progress:
+    with progress() as on_progress:
         requests = [
             _fetched(source, scheme, options["source"], on_progress)
             for source, scheme in zip(sources, schemes, strict=True)
+        ]
+        requests = [
+            replace(request, probe=probes.get(role), engine=engines.get(role))
+            for role, request in zip(ROLES, requests, strict=False)
         ]
         target, draft = requests if len(requests) == 2 else (requests[0], None)
         report = export_pair(target, draft, out, settings, force=options["force"], on_progress=on_progress)
@@ -112,40 +143,64 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
 
 def _plan(options: dict[str, Any]) -> tuple[list[Source], ExportSettings]:
     """The sources of the target and, where there is one, of the draft; and the settings."""
-    from dataclasses import replace
-
     from semspec.export.plan import ExportSettings
     from semspec.export.recipes import load_recipe
     from semspec.export.sources import parse_source
     from semspec.runtime.errors import ConfigError
-    from semspec.runtime.segments import Boundary
+    from semspec.runtime.segments import parse_boundary
 
     if (options["recipe"] is None) == (options["target"] is None):
         raise ConfigError("give either --recipe, or --target with or without --draft")
     if options["recipe"] is not None and options["draft"] is not None:
         raise ConfigError("--recipe names its own draft: leave out --draft, or give --target and --draft")
-    boundary = Boundary()
+    boundary = None if options["boundary"] is None else parse_boundary(options["boundary"])
     sources: list[Source]
     if options["recipe"] is not None:
         recipe = load_recipe(options["recipe"])
         sources = [model for model in (recipe.target, recipe.draft) if model is not None]
-        boundary = recipe.boundary
+        boundary = boundary or recipe.boundary
     else:
         given = (options["target"], options["draft"])
         sources = [parse_source(text) for text in given if text is not None]
-    if options["segment_cap"] is not None:
-        cap = options["segment_cap"]
-        boundary = replace(boundary, max_tokens=cap, min_tokens=min(boundary.min_tokens, max(cap, 1)))
     settings = ExportSettings(
         graphs=tuple(options["graphs"].split(",")),
         max_context=options["max_context"],
         hidden_layers=options["hidden_layers"] or (),
         pooled_layers=options["probe_layers"],
         boundary=boundary,
+        segment_cap=options["segment_cap"],
         ranges=options["ranges"],
         verify=options["verify"],
     )
     return sources, settings
+
+
+def _probes(options: dict[str, Any], roles: Collection[str]) -> dict[str, ProbeFile]:
+    """Role -> the probe given for it. roles: of the models to export."""
+    from semspec.export.probe_graph import read_probe_file
+    from semspec.export.probe_import import check_pair
+    from semspec.runtime.bundle import ROLES
+
+    paths: dict[str, Path] = {role: options[f"{role}_probe"] for role in ROLES if options[f"{role}_probe"]}
+    check_pair(paths, roles)
+    return {role: read_probe_file(path) for role, path in paths.items()}
+
+
+def _engines(options: dict[str, Any], roles: Collection[str]) -> dict[str, str]:
+    """Role -> precision of its TensorRT graphs, where one was asked for."""
+    from semspec.export.engine_plan import ENGINE_GRAPHS, check_engine
+    from semspec.runtime.errors import ConfigError
+
+    draft = options["draft_engine_precision"] or options["engine_precision"]
+    asked = {"target": options["engine_precision"], "draft": draft}
+    found = {role: asked[role] for role in roles if asked[role]}
+    if (found or draft) and not set(ENGINE_GRAPHS) & set(options["graphs"].split(",")):
+        raise ConfigError(
+            "an engine precision is for the graphs native and primitive: add one to --graphs, such as cpu,native"
+        )
+    for text in found.values():
+        check_engine(text, has_ranges=bool(options["ranges"]))
+    return found
 
 
 def _schemes(source: Source, options: dict[str, Any], role: str) -> Schemes:
@@ -190,6 +245,7 @@ def _fetched(source: Source, schemes: Schemes, prefer: str | None, on_progress: 
 
 
 def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
+    from semspec.export.engine_graphs import engine_quality_line
     from semspec.runtime.cli import quality_line
     from semspec.runtime.stats import peak_mib
 
@@ -197,6 +253,8 @@ def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
         took = f"{model.export_s:.1f} s to write, {model.verify_s:.1f} s to verify"
         click.echo(f"{role}: {model.weights_bytes / 2**20:.1f} MiB of weights, {took}", err=True)
         click.echo(f"  {quality_line({} if model.quality is None else model.quality.to_dict())}", err=True)
+        for graph, found in model.engine_quality.items():
+            click.echo(f"  {graph}: {engine_quality_line(found)}", err=True)
     peak = peak_mib()
     click.echo(f"{report.path} is ready: {seconds:.1f} s, {peak:.0f} MiB peak memory", err=True)
     if as_json:
@@ -226,7 +284,7 @@ def fetch(recipe: str, source: str | None, as_json: bool) -> None:
 
     chosen = load_recipe(recipe)
     paths: dict[str, str] = {}
-    with _progress() as on_progress:
+    with progress() as on_progress:
         for role, model in (("target", chosen.target), ("draft", chosen.draft)):
             if model is not None:
                 paths[role] = str(fetch_source(model, prefer=source, on_progress=on_progress))
@@ -316,7 +374,7 @@ def _speed_line(stats: Summary) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress() -> Iterator[Progress]:
     """A bar for each stage on a terminal, a line for each stage elsewhere; both on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn

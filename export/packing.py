@@ -21,6 +21,7 @@ from semspec.runtime.errors import ConfigError, SourceError
 from semspec.runtime.records import Array, Floats
 
 __all__ = [
+    "AUTO",
     "INFORMED_BITS",
     "Moments",
     "PackedWeights",

@@ -8,25 +8,30 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from semspec.export.boundary import fit_boundary
 from semspec.export.checkpoint import expected_tensors, open_checkpoint
 from semspec.export.dialects.ort import build_ort_graph
+from semspec.export.engine_graphs import verify_engine, write_engine_graphs
+from semspec.export.engine_plan import ENGINE_GRAPHS
 from semspec.export.packing import PackedWeights
 from semspec.export.pairing import write_tokenizers
 from semspec.export.plan import ACTIVATIONS, ExportSettings, ModelRequest, Plan, fit_plan, make_plan, stage
+from semspec.export.probe_import import match_probes, write_probes
 from semspec.export.ranges import match_ranges
 from semspec.export.staging import require_space, staged
 from semspec.export.tally import weight_classes
-from semspec.export.verify import Quality, check_fp16, verify_graph
+from semspec.export.verify import Quality, check_fp16, gate_text, verify_graph
 from semspec.export.vocabulary import copy_licence
 from semspec.export.writer import WeightFile
 from semspec.models.ops import Weights
+from semspec.models.reference import run_reference
 from semspec.models.spec import ModelSpec
 from semspec.runtime.backends import open_backend
 from semspec.runtime.bundle import (
@@ -47,13 +52,16 @@ __all__ = ["ExportReport", "ModelReport", "export_pair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReport:
-    """What exporting one model gave and took."""
+    """What exporting one model gave and took. engine_bytes: of the TensorRT graphs' weights, 0 without such graphs;
+    engine_quality: graph -> the gate's figures of each."""
 
     name: str
     weights_bytes: int
+    engine_bytes: int
     export_s: float
     verify_s: float
     quality: Quality | None
+    engine_quality: Mapping[str, Quality]
     weights: Mapping[str, WeightClass]
 
 
@@ -76,7 +84,9 @@ def export_pair(
 ) -> ExportReport:
     """Export a target, and a draft unless None, into the bundle `out`, which appears complete or not at all.
 
-    Raises SourceError (checkpoint), PairError (vocabularies), BundleError (output folder, space, a graph the
+    The manifest does not list the requests' probes, which list themselves: they are replaced by calibration.
+
+    Raises SourceError (checkpoint, probe), PairError (vocabularies), BundleError (output folder, space, a graph the
     gate refuses), ConfigError (settings that do not fit the model), BackendError (no engine for the gate).
     """
     if settings.verify != "off":
@@ -88,9 +98,12 @@ def export_pair(
         role: make_plan(checkpoints[role], request, ranges.get(role), settings)
         for role, request in requests.items()
     }
+    probes = match_probes(requests, plans)
     with staged(out, force=force) as folder:
         require_space(out, sum(plan.n_bytes for plan in plans.values()))
-        ids = _gate_ids(write_tokenizers(folder, checkpoints), plans)
+        tokenizer = write_tokenizers(folder, checkpoints)
+        ids = _gate_ids(tokenizer, plans)
+        boundary = fit_boundary(settings.boundary, settings.segment_cap, tokenizer)
         reports = {}
         for role, plan in plans.items():
             started = time.perf_counter()
@@ -100,10 +113,12 @@ def export_pair(
             )
         manifest = Manifest(
             models={role: _entry(requests[role], plans[role], reports[role]) for role in plans},
-            boundary=settings.boundary,
+            boundary=boundary,
             files=_list_files(folder, on_progress),
             origin=_origin(requests),
         )
+        if probes:
+            write_probes(folder, probes, manifest, verify=settings.verify != "off")
         write_manifest(folder, manifest)
     return ExportReport(path=out, models=reports)
 
@@ -125,23 +140,29 @@ def _export_model(
     copy_licence(plan.checkpoint.path, folder)
     weights = _Counted(plan.weights, plan.spec, f"{role}: weights", on_progress)
     with WeightFile(onnx_folder / "weights.data") as file:
-        dtypes = tuple(ACTIVATIONS[graph] for graph in settings.graphs)
+        dtypes = tuple(ACTIVATIONS[graph] for graph in plan.graphs if graph in ACTIVATIONS)
         packed = PackedWeights(weights, file, plan.schemes.quantizer, dtypes, plan.moments, plan.steps)
         for name, graph in plan.graphs.items():
-            builder = build_ort_graph(plan.spec, graph, plan.schemes, packed)
-            builder.save(
-                onnx_folder / f"{name}.onnx", {"graph": name, "semspec": metadata.version("semspec")}
-            )
+            if name in ACTIVATIONS:
+                builder = build_ort_graph(plan.spec, graph, plan.schemes, packed)
+                builder.save(onnx_folder / f"{name}.onnx", _about(name))
+    engine_bytes = 0
+    if plan.engine is not None:
+        counted = _Counted(plan.engine.weights, plan.spec, f"{role}: engine weights", on_progress)
+        engine = replace(plan.engine, weights=counted)
+        engine_bytes = write_engine_graphs(onnx_folder, plan.spec, engine, plan.graphs, _about)
     exported = time.perf_counter()
-    quality = None
+    quality: dict[str, Quality] = {}
     if settings.verify != "off":
         quality = _verify(onnx_folder, role, plan, ids, settings, on_progress)
     return ModelReport(
         name=plan.name,
         weights_bytes=(onnx_folder / "weights.data").stat().st_size,
+        engine_bytes=engine_bytes,
         export_s=exported - started,
         verify_s=time.perf_counter() - exported,
-        quality=quality,
+        quality=quality.pop("cpu", None),
+        engine_quality=quality,
         weights=weight_classes(plan.spec, packed.roundings),
     )
 
@@ -153,24 +174,36 @@ def _verify(
     ids: list[int],
     settings: ExportSettings,
     on_progress: Progress | None,
-) -> Quality:
-    on_row = stage(f"{role}: verify", on_progress)
+) -> dict[str, Quality]:
+    """Graph -> what the gate found, for `cpu` and the TensorRT graphs; `cuda` is judged by its kin."""
+    cpu, engines = plan.graphs["cpu"], [name for name in ENGINE_GRAPHS if name in plan.graphs]
+    spec, weights = plan.checkpoint.spec, plan.checkpoint
+    level = settings.verify
+    text = gate_text(ids, level, cpu.max_context)
+    found: dict[str, Quality] = {}
     try:
-        with CachedModel(open_backend("cpu"), folder / "cpu.onnx", plan.graphs["cpu"]) as model:
-            quality = verify_graph(
-                model,
-                plan.checkpoint.spec,
-                plan.checkpoint,
-                ids,
-                plan.schemes,
-                level=settings.verify,
-                on_row=on_row,
+        reference = run_reference(spec, weights, text, keep_states=cpu.pooled_layers)
+        with CachedModel(open_backend("cpu"), folder / "cpu.onnx", cpu) as model:
+            on_row = stage(f"{role}: verify", on_progress)
+            found["cpu"] = verify_graph(
+                model, spec, weights, ids, plan.schemes, level=level, on_row=on_row, reference=reference
             )
         if "cuda" in plan.graphs:
-            check_fp16(quality.state_peak)
+            check_fp16(found["cpu"].state_peak)
+        for done, name in enumerate(engines, 1):
+            assert plan.engine is not None
+            found[name] = verify_engine(
+                folder / f"{name}.onnx", plan.spec, plan.engine, plan.graphs[name], reference, text, level
+            )
+            stage(f"{role}: verify {name}", on_progress)(done, len(engines))
     except BundleError as error:
         raise BundleError(f"{role} {plan.name}: {error}") from None
-    return quality
+    return found
+
+
+def _about(graph: str) -> dict[str, str]:
+    """What a graph file says of itself."""
+    return {"graph": graph, "semspec": metadata.version("semspec")}
 
 
 class _Counted:
@@ -193,12 +226,17 @@ class _Counted:
 
 
 def _entry(request: ModelRequest, plan: Plan, report: ModelReport) -> BundleModel:
+    precision = plan.schemes.describe(tied=plan.spec.tied)
+    if plan.engine is not None:
+        precision |= plan.engine.describe(plan.graphs)
+    quality = {} if report.quality is None else report.quality.to_dict()
+    quality |= {graph: found.to_dict() for graph, found in report.engine_quality.items()}
     return BundleModel(
         name=request.name,
         source={"from": request.source, "sha256": plan.checkpoint.sha256(), "licence": request.licence},
-        precision=plan.schemes.describe(tied=plan.spec.tied),
+        precision=precision,
         graphs=plan.graphs,
-        quality={} if report.quality is None else report.quality.to_dict(),
+        quality=quality,
         weights=report.weights,
     )
 

@@ -6,8 +6,8 @@ request, checkpoint, ranges -> make_plan: what can be refused is refused -> fit_
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,17 @@ import numpy as np
 from semspec.export.budget import allot, steps_for
 from semspec.export.checkpoint import Checkpoint, expected_tensors
 from semspec.export.dialects.ort import check_model
+from semspec.export.engine_plan import (
+    ENGINE_GRAPHS,
+    EnginePlan,
+    check_engine,
+    engine_bytes,
+    fit_engine,
+    plan_engine,
+)
 from semspec.export.packing import Moments, Schemes, Steps, no_moments
-from semspec.export.quantize import Scheme
+from semspec.export.probe_graph import ProbeFile
+from semspec.export.quantize import INFORMED, Scheme
 from semspec.export.ranges import Ranges
 from semspec.export.scaling import FoldedWeights, choose_folding, folded_moments, unfolded_steps
 from semspec.export.tying import SAME_MATRIX, SharedHead, head_difference
@@ -24,7 +33,7 @@ from semspec.export.verify import LEVELS
 from semspec.models.decoder import EMBEDDING, HEAD
 from semspec.models.ops import Linear, Weights
 from semspec.models.spec import ModelSpec
-from semspec.runtime.contract import GraphSpec
+from semspec.runtime.contract import GRAPHS, GraphSpec
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Progress
 from semspec.runtime.segments import Boundary
@@ -33,29 +42,33 @@ __all__ = ["ACTIVATIONS", "ExportSettings", "ModelRequest", "Plan", "fit_plan", 
 
 logger = logging.getLogger(__name__)
 
-GRAPHS = ("cpu", "cuda")
-ACTIVATIONS = {"cpu": "float32", "cuda": "float16"}
+ACTIVATIONS = {"cpu": "float32", "cuda": "float16"}  # of the graphs for ONNX Runtime
 DEFAULT_CONTEXT = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One model to export. path: a folder of safetensors or a GGUF file. source: what the user called it."""
+    """One model to export. path: a folder of safetensors or a GGUF file. source: what the user called it. schemes: of
+    the graphs for ONNX Runtime; engine: precision of those for TensorRT (precisions.py), None: the nearest to them.
+    probe: one trained elsewhere on its states, which comes in a pair or not at all."""
 
     path: Path
     name: str
     source: str
     schemes: Schemes
     licence: str = ""
+    probe: ProbeFile | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSettings:
     """What applies to both models. Raises ConfigError for unknown graphs or levels.
 
-    graphs: `cpu` always, `cuda` on request. max_context: tokens a model can remember; None: 8192, or what the
-    model was trained for if that is less. hidden_layers: states to return, negative counts from the last.
-    pooled_layers: states to pool; None: 0.7 of the depth and the last. ranges: files of `semspec calibrate --ranges`,
+    graphs: `cpu` always, the contract's others on request. max_context: tokens a model can remember; None: 8192, or
+    what the model was trained for if that is less. hidden_layers: states to return, negative counts from the last.
+    pooled_layers: states to pool; None: 0.7 of the depth and the last. boundary, segment_cap: where segments end; None:
+    as suits the target (boundary.py). ranges: files of `semspec calibrate --ranges`,
     each used for the model it was made from. verify: `quick`, `full` or `off`.
     """
 
@@ -63,21 +76,30 @@ class ExportSettings:
     max_context: int | None = None
     hidden_layers: tuple[int, ...] = ()
     pooled_layers: tuple[int, ...] | None = None
-    boundary: Boundary = field(default_factory=Boundary)
+    boundary: Boundary | None = None
+    segment_cap: int | None = None
     ranges: tuple[Path, ...] = ()
     verify: str = "quick"
 
     def __post_init__(self) -> None:
         unknown = [graph for graph in self.graphs if graph not in GRAPHS]
         if unknown or "cpu" not in self.graphs or len(set(self.graphs)) != len(self.graphs):
-            raise ConfigError(f"graphs must be cpu, or cpu,cuda; got {','.join(self.graphs) or 'none'}")
+            raise ConfigError(
+                f"graphs must be cpu, and any of {', '.join(graph for graph in GRAPHS if graph != 'cpu')} behind it; "
+                f"got {','.join(self.graphs) or 'none'}"
+            )
+        if self.segment_cap is not None and self.segment_cap < 1:
+            raise ConfigError(f"the segment cap must be at least 1 token, got {self.segment_cap}")
         if self.verify not in LEVELS:
             raise ConfigError(f"verify must be one of {', '.join(LEVELS)}, got {self.verify!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One model, ready to be written: its weights as they will be stored, and the graphs to build."""
+    """One model, ready to be written: its weights as they will be stored, and the graphs to build.
+
+    weights, ranges, moments, steps, schemes: of the graphs for ONNX Runtime; engine: the same of those for TensorRT.
+    """
 
     name: str
     checkpoint: Checkpoint
@@ -89,6 +111,7 @@ class Plan:
     schemes: Schemes
     graphs: Mapping[str, GraphSpec]
     n_bytes: int
+    engine: EnginePlan | None = None
 
 
 def make_plan(
@@ -102,7 +125,8 @@ def make_plan(
     spec: ModelSpec = checkpoint.spec
     weights: Weights = checkpoint
     steps: Steps = checkpoint.steps
-    schemes = request.schemes.informed(ranges is not None)
+    engine_only = _only_for_engine(request, ranges, settings)
+    schemes = request.schemes.informed(ranges is not None and not engine_only)
     check_model(spec, schemes)
     rounds = schemes.head.block_size > 0  # fp32 promises the checkpoint's own numbers, both of them
     if not spec.tied and rounds and schemes.head == schemes.embedding:
@@ -113,7 +137,10 @@ def make_plan(
             spec, weights, steps = SharedHead.spec(spec), shared, shared.steps
     if spec.tied:
         schemes.check_tied()
-    graphs = {graph: _graph_spec(spec, graph, settings) for graph in settings.graphs}
+    engine = None
+    if set(ENGINE_GRAPHS) & set(settings.graphs):
+        engine = plan_engine(spec, weights, request.engine, request.schemes, ranges)
+    graphs = {graph: _graph_spec(spec, graph, settings, engine) for graph in settings.graphs}
     return Plan(
         name=request.name,
         checkpoint=checkpoint,
@@ -124,11 +151,22 @@ def make_plan(
         steps=steps,
         schemes=schemes,
         graphs=graphs,
-        n_bytes=_estimate_bytes(spec, schemes, settings.graphs),
+        n_bytes=_estimate_bytes(spec, schemes, graphs.values())
+        + (engine_bytes(engine, spec) if engine else 0),
+        engine=engine,
     )
 
 
-def _graph_spec(spec: ModelSpec, graph: str, settings: ExportSettings) -> GraphSpec:
+def _only_for_engine(request: ModelRequest, ranges: Ranges | None, settings: ExportSettings) -> bool:
+    """Whether the ranges are there for the TensorRT graphs alone: the CPU's layers have no use for any."""
+    if ranges is None or request.schemes.layers.bits == 4 or not set(ENGINE_GRAPHS) & set(settings.graphs):
+        return False
+    return check_engine(request.engine or "fp16", has_ranges=True).reads_ranges
+
+
+def _graph_spec(
+    spec: ModelSpec, graph: str, settings: ExportSettings, engine: EnginePlan | None
+) -> GraphSpec:
     context = settings.max_context
     if context is None:
         context = min(DEFAULT_CONTEXT, spec.max_positions)
@@ -138,6 +176,7 @@ def _graph_spec(spec: ModelSpec, graph: str, settings: ExportSettings) -> GraphS
             f"got {context}"
         )
     pooled = settings.pooled_layers
+    activation = ACTIVATIONS.get(graph) or (engine.precision.activation if engine else "")
     return GraphSpec(
         graph=graph,
         n_layers=spec.n_layers,
@@ -150,8 +189,8 @@ def _graph_spec(spec: ModelSpec, graph: str, settings: ExportSettings) -> GraphS
         if pooled is None
         else _layers(spec, pooled, "probe layers"),
         hidden_layers=_layers(spec, settings.hidden_layers, "hidden layers"),
-        activation=ACTIVATIONS[graph],
-        cache=ACTIVATIONS[graph],
+        activation=activation,
+        cache=activation,
     )
 
 
@@ -169,7 +208,10 @@ def _layers(spec: ModelSpec, asked: tuple[int, ...], what: str) -> tuple[int, ..
 
 def fit_plan(plan: Plan, role: str, on_progress: Progress | None) -> Plan:
     """The plan with what its ranges tell: channels scaled, and bits shared out where a budget was given."""
-    if plan.ranges is None:
+    if plan.engine is not None:
+        engine = fit_engine(plan.engine, plan.spec, plan.ranges, stage(f"{role}: engine scales", on_progress))
+        plan = replace(plan, engine=engine)
+    if plan.ranges is None or plan.schemes.quantizer not in INFORMED:
         return plan
     on_linear = stage(f"{role}: scales", on_progress)
     mixed = plan.schemes.bits_per_weight is not None
@@ -187,11 +229,12 @@ def fit_plan(plan: Plan, role: str, on_progress: Progress | None) -> Plan:
     return replace(plan, weights=weights, moments=moments, steps=steps, schemes=schemes)
 
 
-def _estimate_bytes(spec: ModelSpec, schemes: Schemes, graphs: tuple[str, ...]) -> int:
-    """Size of the stored weights, close enough to refuse a disk that is too small."""
+def _estimate_bytes(spec: ModelSpec, schemes: Schemes, graphs: Iterable[GraphSpec]) -> int:
+    """Size of the weights stored for ONNX Runtime, close enough to refuse a disk that is too small."""
     shapes = expected_tensors(spec)
     outer = {EMBEDDING: schemes.embedding, HEAD: schemes.head}
-    plain = sum(8 * np.dtype(ACTIVATIONS[graph]).itemsize for graph in graphs)  # stored in each graph's dtype
+    dtypes = [ACTIVATIONS[graph.graph] for graph in graphs if graph.graph in ACTIVATIONS]
+    plain = sum(8 * np.dtype(dtype).itemsize for dtype in dtypes)  # stored in each graph's dtype
     bits = 0.0
     for name, shape in shapes.items():
         scheme = outer.get(name, schemes.layers)

@@ -54,11 +54,15 @@ INFORMED = ("awq", "gptq")  # these need activation ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How one class of weights is stored: name, bits, weights per block (0: not blocked)."""
+    """How one class of weights is stored: name, bits, weights per block (0: not blocked).
+
+    symmetric: int4 keeps every zero point in the middle, at 8, for engines that read none.
+    """
 
     name: str
     bits: int
     block_size: int
+    symmetric: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} block {self.block_size}" if self.block_size else self.name
@@ -241,9 +245,9 @@ def _rounding(
     if scheme.bits == 8:
         return size, lambda columns, start: _int8(columns)
     if quantizer == "rtn":
-        return size, lambda columns, start: fit_range(columns)
+        return size, lambda columns, start: fit_range(columns, scheme.symmetric)
     if quantizer == "mse":
-        return size, lambda columns, start: search(columns)
+        return size, lambda columns, start: search(columns, symmetric=scheme.symmetric)
     if moments is None:
         raise ConfigError(
             f"quantizer {quantizer} needs activation ranges; make them with `semspec calibrate --ranges`"
@@ -251,12 +255,13 @@ def _rounding(
     spans = moments
     if quantizer == "awq":
         weights = np.diagonal(spans, axis1=1, axis2=2).reshape(-1)
-        return size, lambda columns, start: search(columns, weights[start : start + size])
+        return size, lambda columns, start: search(columns, weights[start : start + size], scheme.symmetric)
     factors = compensation(spans)
 
     def compensated(columns: Floats, start: int) -> Rounded:
         place, width = start // MOMENT_SPAN, len(columns)
-        return compensate(columns, spans[place, :width, :width], factors[place, :width, :width], size)
+        moment, factor = (known[place, :width, :width] for known in (spans, factors))
+        return compensate(columns, moment, factor, size, scheme.symmetric)
 
     return MOMENT_SPAN, compensated
 

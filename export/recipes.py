@@ -194,7 +194,7 @@ def _parse(name: str, text: str) -> Recipe:
     try:
         table = tomllib.loads(text)
         if "boundary" in table:
-            table["boundary"] = _record(Boundary, "boundary", table["boundary"])
+            table["boundary"] = _record(Boundary, "boundary", _with_ids(table["boundary"]))
         for role in ("target", "draft"):
             if role in table:
                 table[role] = _model(role, table[role])
@@ -205,6 +205,17 @@ def _parse(name: str, text: str) -> Recipe:
         raise SourceError(f"recipe {name}: not valid TOML: {error}") from error
     except (SourceError, ConfigError) as error:
         raise SourceError(f"recipe {name}: {error}") from error
+
+
+def _with_ids(table: object) -> Mapping[str, Any]:
+    """A boundary's ids, a list in TOML, as the tuple they are."""
+    fields = dict(_table("boundary", table))
+    if "ids" in fields:
+        ids = fields["ids"]
+        if not isinstance(ids, list) or any(type(token) is not int for token in ids):
+            raise SourceError(f"boundary: ids must be a list of token ids, got {ids!r}")
+        fields["ids"] = tuple(ids)
+    return fields
 
 
 def _model(role: str, table: object) -> RecipeModel:

@@ -26,21 +26,22 @@ STRIP = 16  # columns whose errors are carried on at once
 DAMPING = 0.01  # of the mean second moment: what few samples say about M is not all true
 
 
-def fit_range(columns: Floats) -> Rounded:
+def fit_range(columns: Floats, symmetric: bool = False) -> Rounded:
     """One block over its full range, zero included: round to nearest. columns: (block, m)."""
-    low, high = _range(columns)
+    low, high = _range(columns, symmetric)
     codes, scales, zeros = _round(columns, low, high)
     return codes, scales[None], zeros[None]
 
 
-def search(columns: Floats, weights: Floats | None = None) -> Rounded:
+def search(columns: Floats, weights: Floats | None = None, symmetric: bool = False) -> Rounded:
     """One block: of the clipped ranges the one with the least error, its scale then refitted.
 
-    columns: (block, m). weights: (block,), how much an error of each channel counts; None: all the same.
+    columns: (block, m). weights: (block,), how much an error of each channel counts; None: all the same. symmetric:
+    every zero point is 8.
     """
     if weights is not None and not weights.any():
         weights = None  # channels that never were anything but zero
-    low, high = _range(columns)
+    low, high = _range(columns, symmetric)
     best = _round(columns, low, high)
     best_error = _error(columns, *best, weights)
     for clip in CLIPS[1:]:
@@ -72,7 +73,9 @@ def compensation(moments: Floats) -> Floats:
     return factors
 
 
-def compensate(columns: Floats, moments: Floats, factor: Floats, block_size: int) -> Rounded:
+def compensate(
+    columns: Floats, moments: Floats, factor: Floats, block_size: int, symmetric: bool = False
+) -> Rounded:
     """Blocks of one span, channel by channel: what rounding a channel adds to the output, later channels take back.
 
     columns: (span, m), span a multiple of block_size. moments: (span, span); factor: compensation(moments). Scales
@@ -100,7 +103,7 @@ def compensate(columns: Floats, moments: Floats, factor: Floats, block_size: int
         if start % block_size == 0:
             here = slice(start, start + block_size)
             _, scales[block : block + 1], zeros[block : block + 1] = search(
-                work[here], np.diagonal(moments)[here]
+                work[here], np.diagonal(moments)[here], symmetric
             )
             inverse = _inverse(scales[block])
         end = start + strip
@@ -113,9 +116,15 @@ def compensate(columns: Floats, moments: Floats, factor: Floats, block_size: int
     return codes, scales, zeros
 
 
-def _range(columns: Floats) -> tuple[Floats, Floats]:
+def _range(columns: Floats, symmetric: bool) -> tuple[Floats, Floats]:
+    """What the codes must reach. symmetric: 8 steps below zero and 7 above it, so that the zero point is 8."""
     zero = np.float32(0)
-    return np.minimum(columns.min(axis=0), zero), np.maximum(columns.max(axis=0), zero)
+    low, high = np.minimum(columns.min(axis=0), zero), np.maximum(columns.max(axis=0), zero)
+    if not symmetric:
+        return low, high
+    tiny = np.float32(16) * np.finfo(np.float32).tiny  # a block of zeros has its zero point too
+    step = np.maximum(np.maximum(-low / np.float32(8), high / np.float32(7)), tiny)
+    return -8 * step, 7 * step
 
 
 def _round(columns: Floats, low: Floats, high: Floats) -> Rounded:

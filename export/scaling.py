@@ -29,6 +29,8 @@ __all__ = [
     "Folding",
     "choose_folding",
     "folded_moments",
+    "folding_of",
+    "over_groups",
     "rounding_error",
     "sample_rows",
     "unfolded_steps",
@@ -82,20 +84,32 @@ def choose_folding(
     Tried for each linear: mean |x| to the powers 0, 0.1 .. 1. The error is that of plain rounding on a sample of rows,
     each channel weighed by its second moment. on_linear(done, total).
     """
+
+    def scale_of(linear: Linear) -> Floats:
+        found = ranges.linears[linear.name]
+        mean_abs = over_groups(spec, linear, found.mean_abs, np.mean)
+        return _best_scale(sample_rows(weights, linear), mean_abs, found.second_moment, scheme_of(linear))
+
+    return folding_of(spec, scale_of, on_linear)
+
+
+def folding_of(
+    spec: ModelSpec,
+    scale_of: Callable[[Linear], Floats],
+    on_linear: Callable[[int, int], None] | None = None,
+) -> Folding:
+    """What scaling the input of every linear of the layers by scale_of(linear) does to columns and rows.
+
+    Heads that share a value row must have one scale: see over_groups. on_linear(done, total).
+    """
     inputs: dict[str, Floats] = {}
     columns: dict[str, Floats] = {}
     rows: dict[str, Floats] = {}
     total = 4 * spec.n_layers
     for done, linear in enumerate(layer_linears(spec), 1):
-        found = ranges.linears[linear.name]
-        mean_abs, moment = found.mean_abs, found.second_moment
-        grouped = linear.name.endswith("attention_output")
-        if grouped:
-            mean_abs = _over_groups(spec, mean_abs)
-        scale = _best_scale(sample_rows(weights, linear), mean_abs, moment, scheme_of(linear))
-        inputs[linear.name] = scale
+        scale = inputs[linear.name] = scale_of(linear)
         columns.update(dict.fromkeys(linear.weights, scale))
-        source = _one_head_each(spec, scale) if grouped else scale
+        source = _one_head_each(spec, scale) if _is_grouped(linear) else scale
         rows.update(dict.fromkeys(_sources(spec, linear), source))
         if on_linear is not None:
             on_linear(done, total)
@@ -184,11 +198,18 @@ def _sources(spec: ModelSpec, linear: Linear) -> tuple[str, ...]:
     return tuple(f"{layer}.{module}.{kind}" for kind in kinds)
 
 
-def _over_groups(spec: ModelSpec, values: Floats) -> Floats:
-    """(heads * D) -> the same, averaged over the heads that share a value head."""
+def over_groups(spec: ModelSpec, linear: Linear, values: Floats, together: Callable[..., Floats]) -> Floats:
+    """Values of the linear's channels (E,); where heads share a value row, what `together`, a reduction such as
+    np.mean, makes of theirs."""
+    if not _is_grouped(linear):
+        return values
     grouped = values.reshape(spec.n_kv_heads, -1, spec.head_size)
-    mean = np.broadcast_to(grouped.mean(axis=1, keepdims=True), grouped.shape)
-    return np.ascontiguousarray(mean).reshape(-1)
+    one = np.broadcast_to(together(grouped, axis=1, keepdims=True), grouped.shape)
+    return np.ascontiguousarray(one).reshape(-1)
+
+
+def _is_grouped(linear: Linear) -> bool:
+    return linear.name.endswith("attention_output")
 
 
 def _one_head_each(spec: ModelSpec, values: Floats) -> Floats:

@@ -33,11 +33,11 @@ _NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextlib.contextmanager
-def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
+def staged(out: Path, *, force: bool = False, mark: str = MANIFEST) -> Iterator[Path]:
     """A folder to fill; renamed to `out` on success, removed on any failure or interruption.
 
     force: replace an existing `out`, which stays as it is until the new one is complete; only a bundle or an
-    empty folder is replaced. Where `out` is a link, what it names is meant.
+    empty folder is replaced. mark: the file that tells a folder of ours. Where `out` is a link, what it names is meant.
 
     Raises BundleError: `out` exists, its parent does not or cannot be written, another run is filling it, or
     the disk is full.
@@ -46,14 +46,14 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
         out = out.resolve()  # a link stays and what it names is replaced; `..` has no name to rename to
     except (OSError, RuntimeError) as error:  # a loop of links
         raise BundleError(f"{out} leads nowhere ({error}); choose another --out") from None
-    check_free(out, force)
+    check_free(out, force, mark)
     partial = out.with_name(f".{out.name}.partial")
     lock = _claim(partial)
     try:
         _restore(out)
-        check_free(out, force)
+        check_free(out, force, mark)
         yield partial
-        check_free(out, force)
+        check_free(out, force, mark)
         _replace(partial, out)
     except OSError as error:
         if error.errno in _NO_SPACE:
@@ -79,7 +79,7 @@ def require_space(out: Path, n_bytes: int) -> None:
         )
 
 
-def check_free(out: Path, force: bool) -> None:
+def check_free(out: Path, force: bool, mark: str = MANIFEST) -> None:
     """`out` can take a new bundle: there is none, or one that may be replaced, in a folder. Raises BundleError."""
     if not out.parent.is_dir():
         raise BundleError(f"{out.parent} is not a folder; make it first, or choose another --out")
@@ -87,9 +87,9 @@ def check_free(out: Path, force: bool) -> None:
         return
     if not force:
         raise BundleError(f"{out} exists; choose another --out, or --force to replace it")
-    if not (out.is_dir() and ((out / MANIFEST).is_file() or not any(out.iterdir()))):
+    if not (out.is_dir() and ((out / mark).is_file() or not any(out.iterdir()))):
         raise BundleError(
-            f"{out} is no bundle (it has no {MANIFEST}), and only a bundle is replaced by --force; "
+            f"{out} is no bundle (it has no {mark}), and only a bundle is replaced by --force; "
             f"choose another --out, or remove it yourself"
         )
 

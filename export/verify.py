@@ -32,6 +32,7 @@ __all__ = [
     "check_bits",
     "closeness",
     "compare",
+    "gate_text",
     "judge",
     "perplexity",
     "verify_graph",
@@ -57,7 +58,8 @@ class Quality:
     kl: mean KL(reference || graph) in nats. top1: share of rows with the same arg-max. perplexity, and that of the
     reference: of each next token of the text, exp of the mean negative log-probability. cosine: least cosine of
     any row of any pooled layer. state_peak: largest |state| of the reference, any layer. grade: kl in a word.
-    better: the next better precision of the layers, where the grade leaves room for it.
+    better: the next better precision of the layers, where the grade leaves room for it. emulated: of numbers that were
+    worked out in numpy, since no engine at hand runs the graph.
     """
 
     level: str
@@ -70,6 +72,7 @@ class Quality:
     state_peak: float
     grade: str
     better: str = ""
+    emulated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest."""
@@ -85,28 +88,36 @@ def verify_graph(
     *,
     level: str,
     on_row: Callable[[int, int], None] | None = None,
+    reference: ReferenceRun | None = None,
 ) -> Quality:
-    """Run the gate on one open graph. ids: the fixed text; its first GATE_TOKENS[level] are used.
+    """Run the gate on one open graph. ids: the fixed text; its first GATE_TOKENS[level] are used (gate_text).
+    reference: run_reference of them, where it is there already.
 
     Raises BundleError for a graph that is refused, saying why and what to do; ConfigError for a context or a
     text that is too short.
     """
-    count = min(GATE_TOKENS[level], model.max_context - max(WRONG_TOKENS))
-    if count < 2:
-        raise ConfigError(
-            f"the gate needs a context of at least {2 + max(WRONG_TOKENS)} tokens, got {model.max_context}; "
-            "raise --max-context, or skip the gate with --verify off"
-        )
-    if len(ids) < count:
-        raise ConfigError(f"the gate's text has {len(ids)} tokens and {count} are needed; use --verify quick")
-    text = list(ids[:count])
+    text = gate_text(ids, level, model.max_context)
     logits, states = check_bits(model, text, on_row)
-    reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
+    if reference is None:
+        reference = run_reference(spec, weights, text, keep_states=model.spec.pooled_layers)
     quality = compare(reference, logits, states, text, level)
     option, scheme = schemes.coarsest
     judge(quality, scheme, option)
     wanting = quality.grade not in GOOD_GRADES and scheme == schemes.layers
     return replace(quality, better=BETTER.get(scheme.name, "") if wanting else "")
+
+
+def gate_text(ids: Sequence[int], level: str, max_context: int) -> list[int]:
+    """The tokens of the fixed text that a level reads. Raises ConfigError: the context or the text is too short."""
+    count = min(GATE_TOKENS[level], max_context - max(WRONG_TOKENS))
+    if count < 2:
+        raise ConfigError(
+            f"the gate needs a context of at least {2 + max(WRONG_TOKENS)} tokens, got {max_context}; "
+            "raise --max-context, or skip the gate with --verify off"
+        )
+    if len(ids) < count:
+        raise ConfigError(f"the gate's text has {len(ids)} tokens and {count} are needed; use --verify quick")
+    return list(ids[:count])
 
 
 def check_bits(

@@ -23,12 +23,18 @@ __all__ = ["GraphBuilder", "Stored", "WeightFile"]
 
 ALIGNMENT = 4096  # so that a runtime can map a tensor instead of copying it
 OPSET = 21
-IR_VERSION = 10  # what onnxruntime 1.23 reads
+# opset -> the lowest IR version that has it; 10 is what onnxruntime 1.23 and TensorRT 10.3 read
+IR_VERSIONS = {21: 10, 23: 11, 24: 12}
 MICROSOFT = "com.microsoft"
 
 DTYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN,
+    "float4_e2m1fn": TensorProto.FLOAT4E2M1,
+    "int4": TensorProto.INT4,
+    "int8": TensorProto.INT8,
     "uint8": TensorProto.UINT8,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
@@ -79,7 +85,7 @@ class WeightFile:
         offset = -(-self._file.tell() // ALIGNMENT) * ALIGNMENT
         self._file.write(b"\0" * (offset - self._file.tell()))
         for block in blocks:
-            self._file.write(np.ascontiguousarray(block, dtype).data)
+            self._file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
         stored = Stored(
             file=self.path.name, offset=offset, length=self._file.tell() - offset, dtype=dtype, shape=shape
         )
@@ -95,8 +101,8 @@ class WeightFile:
 class GraphBuilder:
     """Collects nodes, constants and references to stored weights; values are named by strings."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, opset: int = OPSET) -> None:
+        self.name, self._opset = name, opset
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -130,9 +136,12 @@ class GraphBuilder:
         """A small constant kept inside the graph file, if a node reads it."""
         return self._initializer(onnx.numpy_helper.from_array(np.asarray(value), name))
 
-    def weight(self, name: str, stored: Stored, shape: tuple[int, ...] | None = None) -> str:
-        """Refer to a stored tensor, under another shape of as many elements if one is given."""
-        tensor = TensorProto(name=name, data_type=DTYPES[stored.dtype], dims=shape or stored.shape)
+    def weight(
+        self, name: str, stored: Stored, shape: tuple[int, ...] | None = None, dtype: str | None = None
+    ) -> str:
+        """Refer to a stored tensor, under another shape of as many elements, or as another dtype, if one is given."""
+        data_type = DTYPES[dtype or stored.dtype]
+        tensor = TensorProto(name=name, data_type=data_type, dims=shape or stored.shape)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.length)):
             tensor.external_data.add(key=key, value=str(value))
@@ -150,8 +159,11 @@ class GraphBuilder:
         read = {name for node in self._nodes for name in node.input}
         initializers = [tensor for name, tensor in self._initializers.items() if name in read]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, initializers)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="semspec")
+        domains = sorted({node.domain for node in self._nodes} - {""})
+        opsets = [helper.make_opsetid("", self._opset), *(helper.make_opsetid(name, 1) for name in domains)]
+        model = helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSIONS[self._opset], producer_name="semspec"
+        )
         helper.set_model_props(model, dict(sorted(metadata.items())))
         with path.open("xb") as file:
             file.write(model.SerializeToString(deterministic=True))

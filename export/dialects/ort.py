@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from semspec.export.dialects.outputs import add_pooled, add_signals
 from semspec.export.packing import PackedWeights, Schemes, StoredMatrix
 from semspec.export.quantize import Scheme, readable_embedding
 from semspec.export.writer import DTYPES, MICROSOFT, GraphBuilder
@@ -15,7 +16,7 @@ from semspec.models.decoder import decode
 from semspec.models.ops import Linear
 from semspec.models.rope import rope_tables
 from semspec.models.spec import ModelSpec
-from semspec.runtime.contract import TOP_IDS, GraphSpec
+from semspec.runtime.contract import GraphSpec
 from semspec.runtime.errors import ConfigError, SourceError
 
 __all__ = ["OrtOps", "build_ort_graph", "check_model"]
@@ -231,39 +232,9 @@ class OrtOps:
 
     def finish(self, logits: str) -> None:
         """Pooled sums, and the numbers that spare a device the copy of V logits."""
-        self._pool()
+        add_pooled(self.builder, self.graph, self.pooled)
         if self.graph.graph != "cpu":
-            self._signals(logits)
-
-    def _pool(self) -> None:
-        node = self.builder.node
-        weights = node("Unsqueeze", ["pool", "1"], "pool_row")  # (B, 1, S)
-        sums = []
-        for index in self.graph.pooled_layers:
-            states = self.pooled[index]
-            if self.dtype != "float32":
-                states = node("Cast", [states], f"pool.{index}.states", to=FLOAT32)
-            sums.append(node("MatMul", [weights, states], f"pool.{index}"))
-        new = node("Concat", sums, "pooled_new", axis=1)
-        node("Add", ["pooled_in", new], "pooled")
-
-    def _signals(self, logits: str) -> None:
-        """lse, entropy, next_logits, top_logits, top_ids: (B, R), and 64 candidates of each row."""
-        node = self.builder.node
-        wide = node("Cast", [logits], "logits.wide", to=FLOAT32)
-        lse = node("ReduceLogSumExp", [wide, "-1"], "lse.kept")
-        node("Squeeze", [lse, "-1"], "lse")
-        probabilities = node("Softmax", [wide], "probabilities", axis=-1)
-        mean = node(
-            "ReduceSum", [node("Mul", [probabilities, wide], "p_logits"), "-1"], "mean_logit", keepdims=0
-        )
-        node("Sub", ["lse", mean], "entropy")
-        picked = node(
-            "GatherElements", [wide, node("Unsqueeze", ["next_ids", "-1"], "next_column")], "picked", axis=2
-        )
-        node("Squeeze", [picked, "-1"], "next_logits")
-        count = self.builder.constant("n_top", np.array([min(TOP_IDS, self.spec.vocab_size)], np.int64))
-        self.builder.nodes("TopK", [wide, count], ["top_logits", "top_ids"], axis=-1, largest=1, sorted=1)
+            add_signals(self.builder, self.graph, logits)
 
     # pieces
 

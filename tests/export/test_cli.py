@@ -16,6 +16,7 @@ from semspec import LLM
 from semspec.export.pipeline import export_pair
 from semspec.export.recipes import load_recipe
 from semspec.runtime.bundle import Bundle
+from semspec.runtime.segments import Boundary
 
 QUICK = ("--precision", "fp32", "--max-context", 128)  # random weights pass the gate in fp32
 
@@ -78,6 +79,7 @@ def test_options_reach_the_bundle(checkpoint: Path, tmp_path: Path) -> None:
         "--hidden-layers": "0,-1",
         "--probe-layers": "1,-2",
         "--max-context": 96,
+        "--boundary": "ids=32,10",
         "--segment-cap": 9,
         "--verify": "off",
     }
@@ -92,7 +94,8 @@ def test_options_reach_the_bundle(checkpoint: Path, tmp_path: Path) -> None:
     assert set(target.graphs) == {"cpu", "cuda"}
     sizes = target.graphs["cpu"]
     assert (sizes.hidden_layers, sizes.pooled_layers, sizes.max_context) == ((0, 3), (1, 2), 96)
-    assert manifest.boundary.max_tokens == 9
+    assert manifest.boundary == Boundary(kind="ids", ids=(10, 32), min_tokens=1, max_tokens=9)
+    assert "segments end at: ids 10, 32, 1 to 9 tokens" in run("semspec", "inspect", "out", cwd=tmp_path).out
     assert target.quality == {}
 
 
@@ -143,9 +146,11 @@ def test_force_replaces_a_bundle(checkpoint: Path, tmp_path: Path) -> None:
         (["--block-size", "33"], "33"),
         (["--quantizer", "q4_k"], "q4_k"),
         (["--quantizer", "awq"], "quantizer awq needs the activation ranges"),
-        (["--graphs", "cuda"], "graphs must be cpu, or cpu,cuda; got cuda"),
+        (["--graphs", "cuda"], "graphs must be cpu, and any of cuda, native, primitive behind it; got cuda"),
         (["--verify", "maybe"], "'maybe'"),
         (["--segment-cap", "0"], "0"),
+        (["--boundary", "comma"], "'comma'"),
+        (["--boundary", "newline:9-8"], "between 1 and max_tokens (8)"),
         (["--recipe", "smollm2-135m"], "either --recipe, or --target"),
     ],
     ids=str,

@@ -284,10 +284,10 @@ def test_settings_that_do_not_fit_the_model(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"graphs": ()}, "graphs must be cpu, or cpu,cuda; got none"),
+        ({"graphs": ()}, "graphs must be cpu, and any of cuda, native, primitive behind it; got none"),
         ({"graphs": ("cuda",)}, "got cuda"),
         ({"graphs": ("cpu", "cpu")}, "got cpu,cpu"),
-        ({"graphs": ("cpu", "native")}, "got cpu,native"),
+        ({"graphs": ("cpu", "rtx")}, "got cpu,rtx"),
         ({"verify": "fast"}, "verify must be one of quick, full, off, got 'fast'"),
     ],
     ids=str,

@@ -1,0 +1,121 @@
+"""A process that compiles one graph: a job as JSON on its input, a line of JSON for each thing that it has to say.
+
+    {"progress": [done, total]}                             while it works
+    {"compiled": {...}}  or  {"error": ..., "kind": ...}    at its end
+
+A build holds several times its weights in memory, does not hear an interruption, and is ended by the system where
+memory is short: in a process of its own it leaves nothing behind, and its end is no end of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import IO, Any
+
+from semspec.export.engines.compiler import Compiled, CompileJob, compile_graph
+from semspec.export.engines.library import open_library
+from semspec.runtime.errors import BackendError, BundleError, ConfigError, SemspecError
+from semspec.runtime.typed import plain, read_typed
+
+__all__ = ["compile_apart", "main"]
+
+SAME_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of Linux's personality()
+SAME_HASHES = {"PYTHONHASHSEED": "0"}
+KINDS = {kind.__name__: kind for kind in (BackendError, BundleError, ConfigError)}
+
+
+def compile_apart(job: CompileJob, on_progress: Callable[[int, int], None] | None = None) -> Compiled:
+    """compile_graph in a process of its own, which does not outlive this call, however it ends.
+
+    Raises what compile_graph raises, and BackendError where the process was killed or broke.
+    """
+    command = [sys.executable, "-m", "semspec.export.engines.worker"]
+    with tempfile.TemporaryFile() as log:
+        worker = subprocess.Popen(
+            command, env=os.environ | SAME_HASHES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            ending = _ask(worker, job, on_progress)
+            status = worker.wait()
+        finally:
+            worker.kill()
+            worker.wait()
+        if "error" in ending:
+            raise KINDS[ending["kind"]](ending["error"])
+        if "compiled" not in ending:
+            raise BackendError(_broken(job, status, log))
+    compiled: Compiled = read_typed(Compiled, ending["compiled"], "compiled")
+    return compiled
+
+
+def main() -> None:
+    """The process itself. What the engine's own libraries print goes to its errors, never among the answers."""
+    _fix_addresses()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(**line: Any) -> None:
+        answers.write(json.dumps(line) + "\n")
+        answers.flush()
+
+    try:
+        job: CompileJob = read_typed(CompileJob, json.load(sys.stdin), "job")
+        library = open_library(job.engine)
+        compiled = compile_graph(library, job, lambda done, total: say(progress=[done, total]))
+    except SemspecError as error:
+        say(error=str(error), kind=next(name for name, kind in KINDS.items() if isinstance(error, kind)))
+    else:
+        say(compiled=plain(compiled))
+
+
+def _fix_addresses() -> None:
+    """Start over with addresses that are the same in every process; where that cannot be had, go on without."""
+    if sys.platform != "linux":
+        return
+    personality = ctypes.CDLL(None).personality
+    now = personality(ctypes.c_ulong(0xFFFFFFFF))
+    if now < 0 or now & SAME_ADDRESSES or personality(ctypes.c_ulong(now | SAME_ADDRESSES)) < 0:
+        return
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.execv(sys.executable, [sys.executable, "-m", "semspec.export.engines.worker"])
+
+
+def _ask(
+    worker: subprocess.Popen[bytes], job: CompileJob, on_progress: Callable[[int, int], None] | None
+) -> dict[str, Any]:
+    """Its last word; {} where it had none."""
+    assert worker.stdin is not None and worker.stdout is not None
+    ending: dict[str, Any] = {}
+    with worker.stdout as answers:
+        with contextlib.suppress(BrokenPipeError), worker.stdin as questions:  # broken: it died at once
+            questions.write(json.dumps(plain(job)).encode())
+        for line in answers:
+            said = json.loads(line)
+            if "progress" not in said:
+                ending = said
+            elif on_progress:
+                on_progress(*said["progress"])
+    return ending
+
+
+def _broken(job: CompileJob, status: int, log: IO[bytes]) -> str:
+    if status == -9:
+        return (
+            f"building {job.graph} was killed by the system, most likely for want of memory; free some, export in "
+            f"fewer bits, or build on another machine"
+        )
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+    return f"building {job.graph} broke with status {status}: {lines[-1][:300]}"
+
+
+if __name__ == "__main__":
+    main()
