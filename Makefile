@@ -24,7 +24,7 @@ demo: $(VENV)/.demo  ## export a real pair of models into one bundle and answer 
 	$(BIN)/semspec demo $(ARGS)
 
 test: $(VENV)/.test  ## run the tests against the installed package
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 $(ARGS)
 
 test-slow: $(VENV)/.test  ## run the tests that take minutes or a larger model
 	$(BIN)/pytest -m slow $(ARGS)
