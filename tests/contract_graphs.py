@@ -49,7 +49,7 @@ def graph_spec(graph: str = "native", activation: str = "float16", **changes: An
 
 class ContractGraph:
     """Writes one. precision: `plain`, or how weights (and inputs) of products are quantized: int4, int8, int8-w8a8,
-    fp8, nvfp4. block_size: of int4. faults: `no-mask`, `lengths`."""
+    fp8, nvfp4. block_size: of int4. faults: `no-mask`, `unused-input` (next_ids)."""
 
     def __init__(
         self,
@@ -180,8 +180,6 @@ class ContractGraph:
             )
             read.append(self.node("Gather", [cache, "span"], f"{name}.{part}.read", axis=2))
         inputs = [query, *read, "" if "no-mask" in self.faults else "read"]
-        if "lengths" in self.faults:
-            inputs += ["", "", "past_len"]
         return self.node("Attention", inputs, f"{name}.attended", scale=self.spec.head_size**-0.5)
 
     def _attend_primitive(self, name: str, layer: int, query: str, key: str, value: str) -> str:
@@ -223,9 +221,13 @@ class ContractGraph:
         law = node("Softmax", [wide], "law", axis=-1)
         mean = node("ReduceSum", [node("Mul", [law, wide], "law.logits"), last], "mean", keepdims=0)
         node("Sub", ["lse", mean], "entropy")
-        picked = node(
-            "GatherElements", [wide, node("Unsqueeze", ["next_ids", last], "next")], "picked", axis=2
+        ids = (
+            node("ArgMax", [wide], "best", axis=-1, keepdims=0)
+            if "unused-input" in self.faults
+            else "next_ids"
         )
+        column = node("Unsqueeze", [ids, last], "next")
+        picked = node("GatherElements", [wide, column], "picked", axis=2)
         node("Squeeze", [picked, last], "next_logits")
         outputs = {port.name: port for port in self.spec.outputs()}
         count = self.constant("top", np.array([outputs["top_ids"].shape[-1]], np.int64))

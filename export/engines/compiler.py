@@ -97,7 +97,6 @@ def compile_graph(
         said = "; ".join(f"{fault.node_name() or 'graph'}: {fault.desc()}" for fault in faults[:3])
         raise BackendError(f"{_name(library)} cannot read {job.graph}: {messages.line(said)}")
     _check_network(trt, network, job)
-    messages.refuse_dropped(job.graph)
     n_attentions = _prepare_attention(trt, network, job)
     kinds = _types(network)
     types = [name for kind, name in PRECISIONS.items() if kind in kinds]
@@ -108,6 +107,7 @@ def compile_graph(
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BackendError(f"{_name(library)} cannot compile {job.graph}: {messages.line(messages.errors())}")
+    messages.refuse_unused(job.graph)
     weights_bytes = _weights_bytes(trt, network)
     n_blocks = job.spec.n_layers if job.spec else 0
     if plan.nbytes > MOST_TIMES_WEIGHTS * weights_bytes + MOST_KERNELS + MOST_LAYER * n_blocks:
@@ -222,7 +222,6 @@ def _weights_bytes(trt: Any, network: Any) -> int:
 
 def _configure(trt: Any, builder: Any, job: CompileJob) -> Any:
     """Profiles, capabilities and the cache of timings; products in fp32 are fp32."""
-    builder.max_threads = 1
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)
     for sizes in job.profiles.values():
@@ -232,6 +231,7 @@ def _configure(trt: Any, builder: Any, job: CompileJob) -> Any:
             profile.set_shape(name, *shapes)
         config.add_optimization_profile(profile)
     if job.engine == "tensorrt-rtx":
+        builder.max_threads = 1  # see worker.py
         config.num_compute_capabilities = len(job.capabilities)
         for index, capability in enumerate(job.capabilities):
             name = f"SM{capability.replace('.', '')}"

@@ -12,8 +12,9 @@ from semspec.runtime.errors import BackendError
 __all__ = ["Messages", "Phases", "make_logger", "make_monitor"]
 
 KEPT = ("INTERNAL_ERROR", "ERROR", "WARNING")
-DROPPED = "unused input"
+UNUSED = "unused input"
 STEPS = 1000  # of a progress bar
+_loggers: dict[str, Any] = {}  # module name -> its logger
 
 
 @dataclass(slots=True)
@@ -22,12 +23,12 @@ class Messages:
 
     said: list[tuple[str, str]] = field(default_factory=list)
 
-    def refuse_dropped(self, graph: str) -> None:
-        """Raises BackendError where the parser ignored an input of a node: the plan would compute something else."""
+    def refuse_unused(self, graph: str) -> None:
+        """Raises BackendError where the compiler has no use for an input: it did not understand what reads it."""
         for _, text in self.said:
-            if DROPPED in text.lower():
+            if UNUSED in text.lower():
                 raise BackendError(
-                    f"the compiler ignores an input of a node in {graph} ({text.strip()}); report it"
+                    f"the compiler does not use an input of {graph} ({text.strip()}); report it"
                 )
 
     def errors(self) -> str:
@@ -87,15 +88,27 @@ class Phases:
 
 
 def make_logger(trt: Any, messages: Messages) -> Any:
-    """A logger of the engine that keeps warnings and errors, and prints nothing."""
+    """A logger of the engine that keeps warnings and errors in `messages`, and prints nothing.
 
+    One for all: an engine listens to the first that a process gives it, and to no other.
+    """
+    if trt.__name__ not in _loggers:
+        _loggers[trt.__name__] = _new_logger(trt)
+    logger = _loggers[trt.__name__]
+    logger.messages = messages
+    return logger
+
+
+def _new_logger(trt: Any) -> Any:
     class Logger(trt.ILogger):  # type: ignore[misc]
+        messages = Messages()
+
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
             if severity.name in KEPT:
-                messages.said.append((severity.name, message))
+                self.messages.said.append((severity.name, message))
 
     return Logger()
 

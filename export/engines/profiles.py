@@ -4,7 +4,7 @@ Two profiles, since one step of a model and a pass over many rows want other ker
 `block` a review or a piece of a prompt. What a call may not exceed stands in the plan's record, for the runtime.
 
 `decode` is tuned for one row and takes two: fixed at one, weights in fp16 are stored a second time, turned (measured
-with TensorRT-RTX 1.7: a plan of 1.8 times its weights), and attention has no fused kernel.
+with TensorRT-RTX 1.7: plans of 1.3 to 1.8 times their weights), and attention has no fused kernel.
 """
 
 from __future__ import annotations

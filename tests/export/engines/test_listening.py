@@ -32,12 +32,12 @@ def test_steps_of_unknown_phases_are_no_fault() -> None:
     phases.step("Building", 9)
 
 
-def test_dropped_inputs_are_refused() -> None:
-    """The first silent trap: the parser ignores an input and says so in a warning only."""
+def test_unused_inputs_are_refused() -> None:
+    """The first silent trap: the parser drops what reads an input, and a warning is all that is said."""
     messages = Messages(said=[("WARNING", "importer.cpp:10: Unused Input: nonpad_kv_seqlen")])
-    with pytest.raises(BackendError, match=r"ignores an input of a node in g\.onnx .*nonpad_kv_seqlen"):
-        messages.refuse_dropped("g.onnx")
-    Messages(said=[("WARNING", "Make sure input span has Int64 binding.")]).refuse_dropped("g.onnx")
+    with pytest.raises(BackendError, match=r"does not use an input of g\.onnx .*nonpad_kv_seqlen"):
+        messages.refuse_unused("g.onnx")
+    Messages(said=[("WARNING", "Make sure input span has Int64 binding.")]).refuse_unused("g.onnx")
 
 
 def test_messages_are_one_short_line() -> None:
