@@ -115,10 +115,14 @@ class LearnSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """A fitted candidate that can be shipped. fit: of its features. probe: held-out logits of what is stacked on, None
-    for none; option: how it would be fitted on all. scaling: for new rows, and its name."""
+    """A fitted candidate that can be shipped.
+
+    shares: (n,) as in `scored`. fit: of its features. probe: held-out logits of what is stacked on, None for none;
+    option: how it would be fitted on all. scaling: for new rows, and its name.
+    """
 
     scored: Scored
+    shares: Array
     fit: FeatureFit
     scaling: Scaling
     scaling_name: str
@@ -209,8 +213,10 @@ def run_contest(
 def _enter(table: Table, name: str, says: str, features: Sequence[str]) -> Entry:
     fit = fit_features(table, features)
     scores, scaling, scaling_name = scale_nested(fit.nested.outer, table.labels, table.weights, table.folds)
-    scored = _fitted(table, name, says, scores)
-    return Entry(scored=scored, fit=fit, scaling=scaling, scaling_name=scaling_name)
+    scored = _fitted(table, name, says, fit.nested.outer, scores)
+    return Entry(
+        scored=scored, shares=scores[table.place], fit=fit, scaling=scaling, scaling_name=scaling_name
+    )
 
 
 def _stack_on(table: Table, name: str, base: Entry, probe: Nested, option: Option) -> Entry:
@@ -218,7 +224,8 @@ def _stack_on(table: Table, name: str, base: Entry, probe: Nested, option: Optio
     scores, scaling, scaling_name = scale_nested(outer, table.labels, table.weights, table.folds)
     says = f"linear on {base.scored.name} and the logit of the probe `states`"
     return Entry(
-        scored=_fitted(table, name, says, scores, option.probe),
+        scored=_fitted(table, name, says, outer, scores, option.probe),
+        shares=scores[table.place],
         fit=base.fit,
         scaling=scaling,
         scaling_name=scaling_name,
@@ -245,12 +252,15 @@ def _score_states(
 
 def _probe(table: Table, name: str, says: str, nested: Nested, probe: str) -> Scored:
     scores, *_ = scale_nested(nested.outer, table.labels, table.weights, table.folds)
-    return _fitted(table, name, says, scores, probe)
+    return _fitted(table, name, says, nested.outer, scores, probe)
 
 
-def _fitted(table: Table, name: str, says: str, scores: Array, probe: str = "") -> Scored:
-    shares = scores[table.place]
-    return Scored(name=name, says=says, kind="fitted", scores=shares, shares=shares, probe=probe)
+def _fitted(table: Table, name: str, says: str, logits: Array, shares: Array, probe: str = "") -> Scored:
+    """Ranked by logits: every fold has a scaling of its own, and what is shipped has one."""
+    place = table.place
+    return Scored(
+        name=name, says=says, kind="fitted", scores=logits[place], shares=shares[place], probe=probe
+    )
 
 
 def _single(dataset: Dataset, name: str, says: str) -> Scored:

@@ -30,7 +30,7 @@ LENGTH_SHARES = (0.2, 0.4, 0.6, 0.8)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
     """A candidate, as findings.Candidate has it. scores: (n,) of the draft's rows, held out where something was
-    fitted. shares: the same as probabilities, None where they are none."""
+    fitted. shares: the same as probabilities, scaled out of fold; None where they are none."""
 
     name: str
     says: str

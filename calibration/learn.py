@@ -19,6 +19,7 @@ from semspec.calibration.evaluate import Measure, curve_of, histograms_of, lengt
 from semspec.calibration.findings import Candidate, Counts, Curve, Findings, LayerGain, RatioFinding, RiskLine
 from semspec.calibration.folds import deal_folds
 from semspec.calibration.metrics import Interval
+from semspec.calibration.scaling import scaled
 from semspec.calibration.threshold import Judged, bound_risks
 from semspec.export.probe_graph import ProbeWeights
 from semspec.runtime.errors import CalibrationError
@@ -131,9 +132,9 @@ def _conclude(
     why: str,
 ) -> Learned:
     entry = contest.entry(winner)
-    shares = entry.scored.shares
-    assert shares is not None
-    chosen, greedy = _judge(dataset, shares, measure.chosen), _judge(dataset, shares, measure.greedy)
+    shares = entry.shares
+    scores = scaled(entry.scaling, entry.scored.scores)  # held out, and named as by what is shipped
+    chosen, greedy = _judge(dataset, scores, measure.chosen), _judge(dataset, scores, measure.greedy)
     lines, refused = bound_risks(
         chosen, greedy, measure.resamples, settings.risks, n_contexts=dataset.n_contexts
     )
@@ -163,10 +164,10 @@ def _conclude(
         shuffled=_shuffled(contest, measure),
         risks=lines,
         refused=refused,
-        reliability=reliability_of(chosen.scores, measure.labels),
-        histograms=histograms_of(chosen.scores, measure.labels),
-        lengths=lengths_of(chosen.scores, measure.labels, chosen.tokens),
-        curves=tuple(_curves(dataset, contest, measure, shares, winner, best_signal(candidates))),
+        reliability=reliability_of(shares[measure.chosen], measure.labels),
+        histograms=histograms_of(shares[measure.chosen], measure.labels),
+        lengths=lengths_of(shares[measure.chosen], measure.labels, chosen.tokens),
+        curves=tuple(_curves(dataset, contest, measure, scores, winner, best_signal(candidates))),
         ratio=ratio_finding,
     )
     return Learned(
@@ -194,11 +195,11 @@ def _shuffled(contest: Contest, measure: Measure) -> Interval:
     return measure.resamples.interval(measure.resamples.auroc(scores, labels >= 0.5))
 
 
-def _judge(dataset: Dataset, shares: Array, chosen: Ints) -> Judged:
+def _judge(dataset: Dataset, scores: Array, chosen: Ints) -> Judged:
     rows = dataset.draft
     labels = rows.label[chosen]
     return Judged(
-        scores=shares[chosen],
+        scores=scores[chosen],
         bad=labels == 0,
         tokens=rows.length[chosen],
         labels=labels,
@@ -250,12 +251,12 @@ def _ratio(dataset: Dataset, contest: Contest, measure: Measure) -> tuple[RatioF
 
 
 def _curves(
-    dataset: Dataset, contest: Contest, measure: Measure, shares: Array, winner: str, signal: str
+    dataset: Dataset, contest: Contest, measure: Measure, scores: Array, winner: str, signal: str
 ) -> list[Curve]:
     tokens, labels = dataset.draft.length[measure.chosen], measure.labels
     by_chance = np.random.default_rng(contest.seed).random(len(labels))
-    curves = {winner: shares[measure.chosen]}
+    curves = {winner: scores[measure.chosen]}
     for name in (signal, "ratio"):
         curves.setdefault(name, contest.find(name).scores[measure.chosen])
     curves["random"] = by_chance
-    return [curve_of(name, scores, labels, tokens) for name, scores in curves.items()]
+    return [curve_of(name, theirs, labels, tokens) for name, theirs in curves.items()]

@@ -17,7 +17,7 @@ __all__ = ["SCALINGS", "fit_scaling", "scale_nested", "scaled"]
 
 SCALINGS = ("temperature", "isotonic")
 
-MOST_BINS = 20
+MOST_BINS = 15
 LEAST_IN_BIN = 40.0  # rows by weight
 BEYOND = 1.0  # of the logits' range, on either side
 TEMPERATURES = np.geomspace(0.2, 10, 80)

@@ -31,8 +31,11 @@ MOST_TIMES = 1000  # as many contexts as there are; beyond that no number is nam
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judged:
-    """Rows (n,) to find thresholds on: held-out scores in 0..1, what is bad, tokens, label, `changed` ones (not the
-    target's arg-max throughout). The same of the draft's greedy segments comes as a second one."""
+    """Rows (n,) to find thresholds on.
+
+    scores: held out, in 0..1, in an order that a row's own label had no say in. bad: what is counted. tokens, labels:
+    of each. changed: those that are not the target's arg-max throughout.
+    """
 
     scores: Array
     bad: Bools
@@ -51,7 +54,8 @@ def bound_risks(
 ) -> tuple[tuple[RiskLine, ...], tuple[Refusal, ...]]:
     """A line for each risk that the rows can vouch for, and a refusal for each other.
 
-    resamples: of the questions of judged's rows. n_contexts: that the rows are of, to say how many would be enough.
+    greedy: the draft's greedy segments, which lines tell of and no bound is about. resamples: of the questions of
+    judged's rows. n_contexts: that the rows are of, to say how many would be enough.
     """
     tried = _try(judged, resamples)
     lines, refusals = [], []
