@@ -21,17 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from semspec.calibration.bench.journal import lock_folder, write_once
+from semspec.calibration.bench.journal import RUN, lock_folder, write_once
 from semspec.calibration.bench.settings import check_same
 from semspec.calibration.contexts import SLOTS
 from semspec.calibration.records import Context, Sample
+from semspec.calibration.run_folder import begin_run, unwritable
 from semspec.calibration.sample_files import read_samples, write_samples
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.segments import Boundary
-from semspec.runtime.typed import plain, read_typed, shown
+from semspec.runtime.typed import plain, read_typed
 
 __all__ = [
-    "RUN",
     "Cell",
     "CollectSettings",
     "Collecting",
@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 FORMAT = 1
-RUN = "run.json"
 _FILE = re.compile(rf"(\d{{5,}})-({'|'.join(SLOTS)})\.safetensors")
 _WRITING = re.compile(rf"\.(?:{_FILE.pattern})\.writing")
 
@@ -189,16 +188,15 @@ class Collecting:
 
     def __init__(self, folder: Path, run: CollectionRun) -> None:
         self.collection = Collection(folder=folder, run=run)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(folder)
-        except OSError as error:
-            raise _unwritable(folder, error) from None
-        try:
-            self._begin()
-        except BaseException:
-            os.close(self._lock)
-            raise
+        what = f"{folder} holds another collection, give another folder"
+        self._lock = begin_run(
+            folder,
+            run.to_json(),
+            whose="the collection",
+            stores=_FILE.fullmatch,
+            left_over=_WRITING.fullmatch,
+            check=lambda: check_same(what, _read_run(folder), run),
+        )
 
     def __enter__(self) -> Collecting:
         return self
@@ -214,28 +212,7 @@ class Collecting:
         try:
             write_samples(path, context, samples, fingerprint=run.fingerprint)
         except OSError as error:
-            raise _unwritable(path, error) from None
-
-    def _begin(self) -> None:
-        folder, run = self.collection.folder, self.collection.run
-        names = sorted(path.name for path in folder.iterdir())
-        ours = {RUN, f"{RUN}.partial"}
-        if strangers := [
-            name
-            for name in names
-            if name not in ours and not _FILE.fullmatch(name) and not _WRITING.fullmatch(name)
-        ]:
-            raise ConfigError(
-                f"{folder} holds {shown(strangers[0])}; give the collection a folder of its own"
-            )
-        if any(_FILE.fullmatch(name) for name in names):
-            check_same(f"{folder} holds another collection, give another folder", _read_run(folder), run)
-            return
-        try:
-            (folder / RUN).unlink(missing_ok=True)  # nothing was collected for it
-            write_once(folder / RUN, run.to_json())
-        except OSError as error:
-            raise _unwritable(folder / RUN, error) from None
+            raise unwritable(path, error) from None
 
 
 def open_collection(folder: Path) -> Collection:
@@ -265,7 +242,7 @@ def join_collections(folders: Sequence[Path], out: Path) -> Collection:
             shutil.rmtree(partial, ignore_errors=True)
             os.close(lock)
     except OSError as error:
-        raise _unwritable(out, error) from None
+        raise unwritable(out, error) from None
     return Collection(folder=out, run=whole)
 
 
@@ -302,9 +279,3 @@ def _read_run(folder: Path) -> CollectionRun:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:160]
         raise CalibrationError(f"{path} is damaged ({reason}); collect again in another folder") from None
-
-
-def _unwritable(path: Path, error: OSError) -> CalibrationError:
-    return CalibrationError(
-        f"{path}: cannot be written: {error.strerror or error}; repair that and run the same command again"
-    )

@@ -21,14 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from semspec.calibration.bench.journal import lock_folder, write_once
+from semspec.calibration.bench.journal import RUN, write_once
 from semspec.calibration.bench.settings import check_same
-from semspec.calibration.collection import RUN, Cell, Collection
+from semspec.calibration.collection import Cell, Collection
 from semspec.calibration.contexts import SLOTS
 from semspec.calibration.labels import label_outcomes
 from semspec.calibration.records import Sample
-from semspec.runtime.errors import CalibrationError, ConfigError
-from semspec.runtime.typed import plain, read_typed, shown
+from semspec.calibration.run_folder import begin_run, unwritable
+from semspec.runtime.errors import CalibrationError
+from semspec.runtime.typed import plain, read_typed
 
 __all__ = [
     "Outcome",
@@ -187,16 +188,15 @@ class WritingOutcomes:
 
     def __init__(self, folder: Path, run: OutcomeRun, collection: Collection) -> None:
         self.outcomes = Outcomes(folder=folder, run=run, collection=collection)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock_folder(folder)
-        except OSError as error:
-            raise _unwritable(folder, error) from None
-        try:
-            self._begin()
-        except BaseException:
-            os.close(self._lock)
-            raise
+        what = f"{folder} holds other outcomes, give another folder"
+        self._lock = begin_run(
+            folder,
+            run.to_json(),
+            whose="the outcomes",
+            stores=_FILE.fullmatch,
+            left_over=lambda name: _FILE.fullmatch(name.removesuffix(".partial")),
+            check=lambda: check_same(what, _read_run(folder), run),
+        )
 
     def __enter__(self) -> WritingOutcomes:
         return self
@@ -213,23 +213,7 @@ class WritingOutcomes:
         try:
             write_once(path, text)
         except OSError as error:
-            raise _unwritable(path, error) from None
-
-    def _begin(self) -> None:
-        folder, run = self.outcomes.folder, self.outcomes.run
-        names = sorted(path.name.removesuffix(".partial") for path in folder.iterdir())
-        if strangers := [name for name in names if name != RUN and not _FILE.fullmatch(name)]:
-            raise ConfigError(
-                f"{folder} holds {shown(strangers[0])}; give the outcomes a folder of their own"
-            )
-        if any(_FILE.fullmatch(name) for name in names):
-            check_same(f"{folder} holds other outcomes, give another folder", _read_run(folder), run)
-            return
-        try:
-            (folder / RUN).unlink(missing_ok=True)  # nothing was found for it
-            write_once(folder / RUN, run.to_json())
-        except OSError as error:
-            raise _unwritable(folder / RUN, error) from None
+            raise unwritable(path, error) from None
 
 
 def open_outcomes(folder: Path, collection: Collection) -> Outcomes:
@@ -263,9 +247,3 @@ def _name(cell: Cell) -> str:
 def _damaged(path: Path, error: Exception) -> CalibrationError:
     reason = " ".join(str(error).split())[:160] or type(error).__name__
     return CalibrationError(f"{path} is damaged ({reason}); remove it and run the same command again")
-
-
-def _unwritable(path: Path, error: OSError) -> CalibrationError:
-    return CalibrationError(
-        f"{path}: cannot be written: {error.strerror or error}; repair that and run the same command again"
-    )

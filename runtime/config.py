@@ -199,8 +199,9 @@ class SpecConfig:
     than s_D. None: `calibrated`."""
 
     risk: float | None = None
-    """Share of kept segments that may mean what the target would not say, as calibration measured it. More: more is
-    kept. 0: exact, as `lossless`. None: 0.1. Not of presets that have no threshold."""
+    """Share of kept segments that may mean what the target would not say, as calibration measured it; `combined` keeps
+    lossily only those that the exact rule refuses, which are worse. More: more is kept. 0: exact, as `lossless`. None:
+    0.1. Not of presets that have no threshold."""
 
     ratio_floor: float | None = None
     """Of `paper` and `strict`: a segment with a smaller s_T / s_D is refused. More: less is kept. None: no floor."""

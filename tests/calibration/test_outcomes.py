@@ -12,9 +12,10 @@ import pytest
 import tiny_pairs
 
 from semspec.calibration.bench.answers import is_correct
+from semspec.calibration.bench.journal import RUN
 from semspec.calibration.bench.records import Problem
 from semspec.calibration.collect import collect
-from semspec.calibration.collection import RUN, Collection, CollectSettings
+from semspec.calibration.collection import Collection, CollectSettings
 from semspec.calibration.outcomes import Outcome, Outcomes, RollOut, open_outcomes, sample_labels
 from semspec.calibration.records import Sample
 from semspec.calibration.rollouts import find_outcomes

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from commands import finish, one_line, run, start
+from tiny_probes import add_probes
 
 from semspec import LLM, SamplingParams, __version__
 from semspec.cli import COMMANDS
 from semspec.runtime.bundle import MANIFEST
+from semspec.runtime.probes import PREDICTOR_FILE
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -306,3 +308,37 @@ def test_inspect_of_damaged_figures_is_one_line(
     done = run("semspec", "inspect", "copy", cwd=tmp_path)
     assert done.status == 1
     assert done.err.startswith("semspec: the quality figures") and done.err.count("\n") == 1
+
+
+@pytest.fixture
+def pair_copy(tiny_pair: Path, tmp_path: Path) -> Path:
+    """One that probes can be put into."""
+    return Path(shutil.copytree(tiny_pair, tmp_path / "bundle"))
+
+
+def test_inspect_shows_the_probes(pair_copy: Path, tmp_path: Path) -> None:
+    """What decides, on what it was made, and what each risk costs; as JSON the whole set."""
+    assert (
+        "probes: none (semspec calibrate makes them)" in run("semspec", "inspect", "bundle", cwd=tmp_path).out
+    )
+    add_probes(pair_copy, layers=(3,), number=2)
+    out = run("semspec", "inspect", "bundle", cwd=tmp_path).out
+    assert "probes: probes/2, made on backend cpu, of samples at temperature 0.6, top-p 0.95" in out
+    assert "reads states 3 of the target; target.mean_logprob, text.capped" in out
+    assert "0.05: score from 0.8000, keeps 30% of drafted tokens, observed 0.010, bound 0.040" in out
+    assert "would accept 0.90 where the models agree on 0.70" in out
+    found = json.loads(run("semspec", "inspect", "bundle", "--json", cwd=tmp_path).out)["probes"]
+    assert found.pop("folder") == "2"
+    assert found == json.loads((pair_copy / "probes" / "2" / PREDICTOR_FILE).read_text(encoding="utf-8"))
+
+
+def test_inspect_of_probes_that_do_not_fit_says_so(pair_copy: Path, tmp_path: Path) -> None:
+    """The models are shown all the same; damage is an error."""
+    folder = add_probes(pair_copy)
+    content = json.loads((folder / PREDICTOR_FILE).read_text(encoding="utf-8"))
+    content["models"]["draft"]["draft/x"] = "0"
+    (folder / PREDICTOR_FILE).write_text(json.dumps(content), encoding="utf-8")
+    done = run("semspec", "inspect", "bundle", cwd=tmp_path)
+    assert done.status == 0 and "probes: not usable with this bundle:" in done.out and "target:" in done.out
+    (folder / PREDICTOR_FILE).unlink()
+    assert "has no predictor.json" in one_line(run("semspec", "inspect", "bundle", "--json", cwd=tmp_path), 1)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import one_line, run
 from tiny_pairs import bound, rearrange
 from tiny_probes import RATIO, RISKS, add_probes, branch, probe
 
@@ -359,35 +358,6 @@ def test_probes_are_small_and_scaled(bundle: Path) -> None:
 
 def run_probe_of(scaling: Scaling) -> float:
     return float(run_probe(probe(WIDTH, 0, 1, scaling=scaling), signals=np.zeros((1, 1), np.float32))[0])
-
-
-# inspect
-
-
-def test_inspect_shows_the_probes(bundle: Path, tmp_path: Path) -> None:
-    """What decides, on what it was made, and what each risk costs; as JSON the whole set."""
-    assert (
-        "probes: none (semspec calibrate makes them)" in run("semspec", "inspect", "bundle", cwd=tmp_path).out
-    )
-    add_probes(bundle, layers=(3,), number=2)
-    out = run("semspec", "inspect", "bundle", cwd=tmp_path).out
-    assert "probes: probes/2, made on backend cpu, of samples at temperature 0.6, top-p 0.95" in out
-    assert "reads states 3 of the target; target.mean_logprob, text.capped" in out
-    assert "0.05: score from 0.8000, keeps 30% of drafted tokens, observed 0.010, bound 0.040" in out
-    assert "would accept 0.90 where the models agree on 0.70" in out
-    found = json.loads(run("semspec", "inspect", "bundle", "--json", cwd=tmp_path).out)["probes"]
-    assert found.pop("folder") == "2"
-    assert found == json.loads((bundle / "probes" / "2" / PREDICTOR_FILE).read_text(encoding="utf-8"))
-
-
-def test_inspect_of_probes_that_do_not_fit_says_so(bundle: Path, tmp_path: Path) -> None:
-    """The models are shown all the same; damage is an error."""
-    folder = add_probes(bundle)
-    edit(folder, lambda content: content["models"]["draft"].update({"draft/x": "0"}))
-    done = run("semspec", "inspect", "bundle", cwd=tmp_path)
-    assert done.status == 0 and "probes: not usable with this bundle:" in done.out and "target:" in done.out
-    (folder / PREDICTOR_FILE).unlink()
-    assert "has no predictor.json" in one_line(run("semspec", "inspect", "bundle", "--json", cwd=tmp_path), 1)
 
 
 def test_a_set_is_checked_when_made() -> None:
