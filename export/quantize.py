@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from semspec.export.rounding import Rounded, compensate, compensation, fit_range, search
+from semspec.export.rounding import Compensation, Rounded, compensate, compensation, fit_range, search
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Floats
 
@@ -39,7 +39,9 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK_SIZES = (32, 64, 128)
-MOMENT_SPAN = 128  # channels whose second moments are known together: the largest block
+MOMENT_SPAN = (
+    512  # channels whose second moments are known together: some blocks, so that one makes up for others
+)
 STEP_BLOCK = 32  # weights that share a step in the formats whose blocks are carried over
 CHUNK_WEIGHTS = 1 << 18  # in flight per thread
 
@@ -256,12 +258,13 @@ def _rounding(
     if quantizer == "awq":
         weights = np.diagonal(spans, axis1=1, axis2=2).reshape(-1)
         return size, lambda columns, start: search(columns, weights[start : start + size], scheme.symmetric)
-    factors = compensation(spans)
+    known = compensation(spans)
 
     def compensated(columns: Floats, start: int) -> Rounded:
+        # behind the last channel there is nothing that moves, so what is cut off comes last in any order
         place, width = start // MOMENT_SPAN, len(columns)
-        moment, factor = (known[place, :width, :width] for known in (spans, factors))
-        return compensate(columns, moment, factor, size, scheme.symmetric)
+        own = Compensation(known.order[place, :width], known.factor[place, :width, :width])
+        return compensate(columns, spans[place, :width, :width], own, size, scheme.symmetric)
 
     return MOMENT_SPAN, compensated
 

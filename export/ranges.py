@@ -43,7 +43,7 @@ __all__ = [
     "write_ranges",
 ]
 
-FORMAT = "semspec ranges 1"
+FORMAT = "semspec ranges 2"
 PERCENTILES = (99.0, 99.9, 99.99)
 MOMENT_ROUNDING = 1e-5  # of fp32 sums: how far below 0 an eigenvalue of true moments may come
 _REPAIR = "make it again with `semspec calibrate --ranges`"
@@ -202,7 +202,7 @@ def read_linear(tensors: Mapping[str, StoredTensor], name: str, width: int) -> L
     for statistic, values in found.items():
         if statistic not in ("mean", "moments") and (values < 0).any():
             raise _impossible(tensors[f"{name}.{statistic}"], "is below 0 somewhere")
-    if _least_eigenvalue(found["moments"]) < -MOMENT_ROUNDING:
+    if not _are_moments(found["moments"]):
         raise _impossible(tensors[f"{name}.moments"], "is no matrix of second moments")
     if (found["channel_percentiles"] > found["abs_max"]).any():
         raise _impossible(tensors[f"{name}.channel_percentiles"], "is above the maximum somewhere")
@@ -219,16 +219,20 @@ def read_windows(tensors: Mapping[str, StoredTensor], spec: ModelSpec) -> tuple[
     return tuple(tuple(flat[begin:end]) for begin, end in pairwise(cuts))
 
 
-def _least_eigenvalue(moments: Floats) -> float:
-    """Of any span, in shares of the span's largest possible; below 0 only by rounding, or where they are no moments.
-
-    A matrix that is not symmetric counts as the worst.
-    """
+def _are_moments(moments: Floats) -> bool:
+    """Whether every span is symmetric, with no eigenvalue below 0 but by rounding, in shares of the span's largest
+    possible. Told by a factorization, which takes a tenth of the time of the eigenvalues."""
     if not np.array_equal(moments, np.swapaxes(moments, 1, 2)):
-        return -1.0
+        return False
     traces = np.trace(moments, axis1=1, axis2=2).astype(np.float64)
-    scale = np.where(traces > 0, traces, 1.0)
-    return float((np.linalg.eigvalsh(moments.astype(np.float64)) / scale[:, None]).min())
+    if (traces < 0).any():
+        return False
+    scaled = moments / np.where(traces > 0, traces, 1.0)[:, None, None]
+    try:
+        np.linalg.cholesky(scaled + MOMENT_ROUNDING * np.eye(MOMENT_SPAN))
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 _STATISTICS = tuple(field.name for field in fields(LinearRanges))

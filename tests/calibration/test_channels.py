@@ -58,13 +58,13 @@ def test_ties_and_constant_channels_are_exact() -> None:
 
 
 def test_moments_of_spans_of_channels() -> None:
-    """What error compensation reads: E[x x'] within 128 channels, symmetric, 0 behind the last channel."""
-    x = rows(200, 300)
+    """What error compensation reads: E[x x'] within 512 channels, symmetric, 0 behind the last channel."""
+    x = rows(200, 1100)
     found = gathered(x, 70, 1).finish().moments
     exact = x.astype(np.float64).T @ x / 200
-    assert found.shape == (3, 128, 128)
+    assert found.shape == (3, 512, 512)
     for span in range(3):
-        inside = slice(128 * span, min(128 * (span + 1), 300))
+        inside = slice(512 * span, min(512 * (span + 1), 1100))
         width = inside.stop - inside.start
         scale = np.abs(exact[inside, inside]).max()
         assert_allclose(found[span, :width, :width], exact[inside, inside], rtol=0, atol=1e-6 * scale)

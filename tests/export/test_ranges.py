@@ -164,11 +164,11 @@ def test_a_file_that_cannot_be_is_refused(
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("said", ["semspec ranges 2", "", "pt"])
+@pytest.mark.parametrize("said", ["semspec ranges 3", "", "pt"])
 def test_another_format_is_refused(tiny: Checkpoint, ranges: Ranges, tmp_path: Path, said: str) -> None:
     """Such as a model, or a file of a later version."""
     path = rewritten(tmp_path / "r", ranges, lambda tensors: None, format=said)
-    with pytest.raises(SourceError, match=f"is '{said}', and 'semspec ranges 1' is what can be read"):
+    with pytest.raises(SourceError, match=f"is '{said}', and 'semspec ranges 2' is what can be read"):
         read_ranges(path, tiny)
 
 

@@ -41,12 +41,12 @@ def test_examples_of_the_docstrings() -> None:
 def test_codes_and_zero_points_fit_four_bits(span: int) -> None:
     """What would not fit would be cut off when two are packed into a byte."""
     columns, moments = columns_of(span, 50), moments_of(span)
-    factor = compensation(moments)
+    known = compensation(moments)
     for codes, scales, zeros in (
         fit_range(columns),
         search(columns),
         search(columns, np.diagonal(moments)),
-        compensate(columns, moments, factor, 32),
+        compensate(columns, moments, known, 32),
     ):
         for values in (codes, zeros):
             assert_array_equal(values, np.rint(values))
@@ -90,31 +90,32 @@ def test_channels_that_are_never_used_weigh_nothing_and_break_nothing() -> None:
 
 
 def test_factors_are_those_of_the_inverse() -> None:
-    """U' U = (M + 1 % of its mean diagonal)^-1, up to one scale a span, which compensation does not see."""
+    """U' U = (M + 1 % of its mean diagonal)^-1, up to one scale a span, which compensation does not see; channels
+    that carry most come first."""
     moments = np.stack([moments_of(16, seed) for seed in (1, 2)])
-    factors = compensation(moments)
-    for moment, factor in zip(moments, factors, strict=True):
+    for moment, order, factor in zip(moments, *compensation(moments), strict=True):
         assert_array_equal(factor, np.triu(factor))
+        assert (np.diff(np.diagonal(moment)[order]) <= 0).all()
         mean = np.trace(moment) / 16
-        inverse = np.linalg.inv(moment / mean + 0.01 * np.eye(16))
+        inverse = np.linalg.inv(moment[np.ix_(order, order)] / mean + 0.01 * np.eye(16))
         assert_allclose(factor.T @ factor, inverse, rtol=1e-3, atol=1e-3 * np.abs(inverse).max())
 
 
 @pytest.mark.parametrize("block_size", [32, 64, 128])
 def test_compensation_is_the_textbook_loop(block_size: int) -> None:
-    """Strips are an order of work, not another result: one channel at a time, every later channel corrected at once."""
+    """Strips are a way to work, not another result: one channel at a time, every later channel corrected at once."""
     columns, moments = columns_of(128, 20), moments_of(128)
-    factor = compensation(moments)
-    found = restored(compensate(columns, moments, factor, block_size))
-    work, expected = columns.astype(np.float64), np.empty((128, 20))
-    for start in range(0, 128, block_size):
-        here = slice(start, start + block_size)
-        _, (scales,), (zeros,) = search(work[here].astype(np.float32), np.diagonal(moments)[here])
-        for place in range(start, start + block_size):
-            codes = np.clip(np.rint(work[place] / scales) + zeros, 0, 15)
-            expected[place] = (codes - zeros) * scales
-            error = (work[place] - expected[place]) / factor[place, place]
-            work[place + 1 :] -= factor[place, place + 1 :, None] * error
+    order, factor = known = compensation(moments)
+    found = restored(compensate(columns, moments, known, block_size))
+    work, expected = columns[order].astype(np.float64), np.empty((128, 20))
+    blocks = [slice(start, start + block_size) for start in range(0, 128, block_size)]
+    searched = [search(columns[here], np.diagonal(moments)[here]) for here in blocks]
+    for place, channel in enumerate(order):
+        _, (scales,), (zeros,) = searched[channel // block_size]
+        codes = np.clip(np.rint(work[place] / scales) + zeros, 0, 15)
+        expected[channel] = (codes - zeros) * scales
+        error = (work[place] - expected[channel]) / factor[place, place]
+        work[place + 1 :] -= factor[place, place + 1 :, None] * error
     same = np.isclose(found, expected, rtol=1e-4, atol=1e-6).mean(axis=0)
     assert np.median(same) == 1  # a code on the edge may fall either way, and the rest of its column with it
 
