@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from semspec.runtime.stats import Summary
     from semspec.runtime.tokenizer import TextStream
 
-__all__ = ["generate", "inspect"]
+__all__ = ["COLOURS", "generate", "inspect"]
 
 WAYS = ["lossless", "autoregressive", "semantic", "combined"]
 COLOURS = {"target": None, "draft": "green", "draft, lossy": "yellow"}
@@ -75,11 +75,19 @@ COLOURS = {"target": None, "draft": "green", "draft, lossy": "yellow"}
 )
 @click.option("--exact-inside/--plain-inside", default=None, help="How the target writes its own segments.")
 @click.option("--thinking", help="What the end of thoughts changes: exact, discard or ignore.")
-@click.option("--adaptive", help="When drafts stop early: off, confidence or acceptance.  [default: off]")
-@click.option("--min-confidence", type=float, help="Of adaptive confidence.  [default: 0.3]")
+@click.option(
+    "--adaptive", help="When drafts stop early: off, confidence (default of combined) or acceptance."
+)
+@click.option("--min-confidence", type=float, help="Of adaptive confidence.  [default: 0.65]")
+@click.option("--max-segments", type=int, help="Most segments drafted before the target looks.  [default: 1]")
 @click.option("--max-lossy-fraction", type=float, help="Most of the answer that may be lossy.  [default: 1]")
 @click.option("--logprobs", is_flag=True, help="With --json: each token's log-probability under the target.")
-@click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option(
+    "--backend",
+    default="cpu",
+    show_default=True,
+    help="cpu, cuda, tensorrt or tensorrt-rtx for built plans, or auto, the best that is here.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
 @click.option("--verify", is_flag=True, help="Check the hash of every file first.")
 @click.option("--stats", is_flag=True, help="Print counts and times on stderr, and each judged draft.")
@@ -118,6 +126,8 @@ def generate(
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     sampling = {field.name: given.pop(field.name) for field in fields(SamplingParams) if field.name in given}
     with LLM(bundle, spec=_spec(given), backend=backend, threads=threads, verify=verify) as llm:
+        if llm.backend_why:
+            click.echo(f"backend {llm.backend}: {llm.backend_why}", err=True)
         params = replace(llm.default_sampling, **sampling)
         if not raw and not llm.tokenizer.has_chat_template:
             raise ConfigError(f"{bundle} has no chat template; add --raw to continue plain text")

@@ -265,7 +265,7 @@ def probe_ports(
 def check_ports(path: str, expected: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> None:
     """Refuse a graph whose inputs or outputs are not the contract's; all differences are named at once.
 
-    Raises BundleError.
+    A size of -1 that was found is one that a compiled plan has no name for: it may be any. Raises BundleError.
     """
     want, have = {spec.name: spec for spec in expected}, {spec.name: spec for spec in found}
     differences = [f"lacks {name}" for name in want.keys() - have.keys()]
@@ -273,9 +273,18 @@ def check_ports(path: str, expected: tuple[TensorSpec, ...], found: tuple[Tensor
     differences += [
         f"{name} is {have[name].dtype}{list(have[name].shape)}, expected {want[name].dtype}{list(want[name].shape)}"
         for name in want.keys() & have.keys()
-        if want[name] != have[name]
+        if not _agree(want[name], have[name])
     ]
     if differences:
         raise BundleError(
             f"{path} does not follow the graph contract: {'; '.join(sorted(differences))}; export again"
         )
+
+
+def _agree(want: TensorSpec, have: TensorSpec) -> bool:
+    sizes = zip(want.shape, have.shape, strict=False)
+    return (
+        want.dtype == have.dtype
+        and len(want.shape) == len(have.shape)
+        and all(found in (size, -1) for size, found in sizes)
+    )

@@ -7,6 +7,7 @@ protocol is all the loop knows.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["Drafter", "ModelDrafter", "NgramDrafter"]
 
 NGRAM_SIZES = (4, 3, 2, 1)
 NGRAM_LIMIT = 16
+EMPTY = Draft(ids=(), laws=())
 
 
 class Drafter(Protocol):
@@ -44,16 +46,18 @@ class Drafter(Protocol):
         *,
         segment: Segment | None = None,
         judged: bool = False,
+        segments: int = 1,
     ) -> Draft:
         """At most `limit` tokens to follow the committed ones; none is an answer too.
 
-        segment: begun by the committed tokens; nothing behind its end is of use. It may be written on. judged: as a
-        whole segment, so what its author makes of it may be asked for.
+        segment: begun by the committed tokens; nothing behind its end is of use, or behind that of the last of
+        `segments`. It may be written on. judged: as whole segments, so what their author makes of each may be asked
+        for.
         """
         ...
 
     def commit(self, ids: Sequence[int]) -> None:
-        """These follow the committed tokens now, whatever was proposed."""
+        """These follow the committed tokens now, whatever was proposed: all of a round at once."""
         ...
 
 
@@ -63,7 +67,7 @@ class ModelDrafter:
     chooser: the request's own, so that drafts are drawn under the same penalties, processors and filters.
     stop_ids: end a draft, since nothing can follow them. vocab_size: ids the model has, None for all of the chooser's;
     it drafts no more once the text has another. The same where its context is full. states, signals: read these of
-    drafts that are judged as segments. pace: how long those get.
+    drafts that are judged as segments. pace: how long those get, and how many.
     """
 
     def __init__(
@@ -82,11 +86,11 @@ class ModelDrafter:
         self._vocab_size = chooser.vocab_size if vocab_size is None else vocab_size
         self._states, self._signals, self._pace = states, signals, pace or Pace()
         self._committed: list[int] = []
-        self._proposed: tuple[int, ...] = ()
-        self._paced = False  # what was proposed is a segment, or the beginning of one
+        self._proposed = EMPTY
+        self._paced = False  # what was proposed is segments, or the beginning of one
 
     def start(self, prompt: Sequence[int]) -> None:
-        self._committed, self._proposed, self.note = list(prompt), (), ""
+        self._committed, self._proposed, self.note = list(prompt), EMPTY, ""
         self.model.rewind(common_prefix(self.model.tokens, prompt[:-1]))
 
     def propose(
@@ -96,46 +100,63 @@ class ModelDrafter:
         *,
         segment: Segment | None = None,
         judged: bool = False,
+        segments: int = 1,
     ) -> Draft:
         unread = self._committed[self.model.length :]
-        limit = min(self._pace.limit(limit) if judged else limit, self._room(unread))
-        notes = _Notes(
+        room = min(limit, self._room(unread))
+        written = _Written(
             self.chooser.vocab_size, states=judged and self._states, signals=judged and self._signals
         )
-        ids: list[int] = []
-        laws: list[Law] = []
-        over = False
-        while len(ids) < limit and not over:
-            logits = notes.read(self.model, unread)
-            if judged and ids and self._pace.reads_rows and self._pace.ends(notes.row):
-                notes.forget_row()
-                break
+        end = self._end(0, limit, segment) if judged else room
+        while len(written.ids) < min(end, room):
+            logits = written.notes.read(self.model, unread)
+            if judged and self._unsure(written, segments):
+                if written.ids:
+                    written.notes.forget_row()
+                    break
+                written.sure = False
             law = self.chooser.law(logits)
             token = sample(law, rng)
-            ids.append(token)
-            laws.append(law)
-            notes.add(token)
+            written.add(token, law)
             unread = [token]
             self.chooser.accept(token)
-            over = token in self._stop_ids or (segment is not None and segment.push(token))
-        self.chooser.rollback(len(ids))
-        self._proposed, self._paced = tuple(ids), judged and bool(ids)
-        return Draft(ids=self._proposed, laws=tuple(laws), reading=notes.reading(len(ids)))
+            if token in self._stop_ids:
+                break
+            if segment is not None and segment.push(token):
+                written.end_segment()
+                n, segment = len(written.ends), segment.following()
+                if n >= segments or segment is None or not self._pace.goes_on(n, sure=written.sure):
+                    break
+                end = self._end(len(written.ids), limit, segment)
+        self.chooser.rollback(len(written.ids))
+        self._proposed, self._paced = written.draft(), judged and bool(written.ids)
+        return self._proposed
 
     def commit(self, ids: Sequence[int]) -> None:
-        agreed = 0
-        for ours, theirs in zip(self._proposed, ids, strict=False):
-            if ours != theirs:
-                break
-            agreed += 1
-        if self._paced:
-            self._pace.saw(drafted=len(self._proposed), kept=agreed)
+        agreed = common_prefix(self._proposed.ids, ids)
+        start = 0
+        for end in self._proposed.cuts if self._paced else ():
+            whole = end in self._proposed.ends
+            self._pace.saw(drafted=end - start, kept=min(agreed, end) - start, whole=whole)
+            if agreed < end:
+                break  # of what stands behind, nothing was looked at
+            start = end
         # the last proposal was never read, so what is remembered may be shorter than what was agreed; the last
         # committed token is left to be read, for its logits are wanted next
         agreed = min(agreed, len(ids) - 1)
         self.model.rewind(min(self.model.length, len(self._committed) + agreed))
         self._committed += ids
-        self._proposed, self._paced = (), False
+        self._proposed, self._paced = EMPTY, False
+
+    def _end(self, start: int, limit: int, segment: Segment | None) -> int:
+        """Where a piece that begins behind `start` tokens is broken off at the latest, by the pace."""
+        left = limit - start
+        return start + self._pace.limit(left if segment is None else min(segment.cap, left))
+
+    def _unsure(self, written: _Written, segments: int) -> bool:
+        """Whether the row just read ends the draft, or would where it is the first, which matters to later segments."""
+        looks = self._pace.reads_rows and (bool(written.ids) or segments > 1)
+        return looks and self._pace.ends(written.notes.row)
 
     def _room(self, unread: Sequence[int]) -> int:
         """Tokens that can be drafted; none, and a note, where the model cannot read the text any more."""
@@ -151,7 +172,7 @@ class ModelDrafter:
 
 
 class _Notes:
-    """What a model makes of its own draft, as far as it is asked for.
+    """What a model makes of one piece of its own draft, as far as it is asked for.
 
     The states of a row are pooled with the pass that reads it, so the sum is one row ahead where a draft stops before a
     token is drawn: it is of that draft's rows all the same once the last is forgotten.
@@ -194,13 +215,54 @@ class _Notes:
         self._pooled = self._before
 
     def reading(self, n_tokens: int) -> Reading | None:
-        """Of the whole draft; None where nothing was asked for, or nothing drafted."""
+        """Of all it was told of; None where nothing was asked for, or nothing drafted."""
         if not n_tokens or not (self._states or self._signals):
             return None
         return Reading(
             pooled=NO_STATES if self._pooled is None else self._pooled / np.float32(n_tokens),
             signals=sum_up(self._tokens) if self._signals else NO_SIGNALS,
         )
+
+
+class _Written:
+    """A draft as it is written: where segments ended, and notes of the piece in hand. sure: its model was, of all."""
+
+    def __init__(self, vocab_size: int, *, states: bool, signals: bool) -> None:
+        self.ids: list[int] = []
+        self.ends: list[int] = []
+        self.sure = True
+        self._laws: list[Law] = []
+        self._readings: list[Reading] = []
+        self._new_notes = partial(_Notes, vocab_size, states=states, signals=signals)
+        self.notes = self._new_notes()
+
+    def add(self, token: int, law: Law) -> None:
+        """Drawn from `law`, which is of the row just read."""
+        self.ids.append(token)
+        self._laws.append(law)
+        self.notes.add(token)
+
+    def end_segment(self) -> None:
+        """The last token ended one; what follows is another piece."""
+        self._note()
+        self.ends.append(len(self.ids))
+        self.notes = self._new_notes()
+
+    def draft(self) -> Draft:
+        """All of it."""
+        self._note()
+        return Draft(
+            ids=tuple(self.ids),
+            laws=tuple(self._laws),
+            ends=tuple(self.ends),
+            readings=tuple(self._readings),
+        )
+
+    def _note(self) -> None:
+        """Keep what was noted of the piece in hand."""
+        reading = self.notes.reading(len(self.ids) - (self.ends[-1] if self.ends else 0))
+        if reading is not None:
+            self._readings.append(reading)
 
 
 class NgramDrafter:
@@ -222,6 +284,7 @@ class NgramDrafter:
         *,
         segment: Segment | None = None,
         judged: bool = False,
+        segments: int = 1,
     ) -> Draft:
         for size in NGRAM_SIZES:
             at = self._followed_at.get(tuple(self._committed[-size:]))

@@ -59,8 +59,10 @@ class Judging:
     the rest of the segment to the target. exact_inside: what the target writes itself is drafted too, token by token,
     and judged by the exact rule. closing: an id that ends the thoughts; from the first one on the target writes all.
     few_rows: the judge reads none of the target's logits, so only those are computed that tokens may be drawn from.
-    bonus: a token of the target's stands behind a segment that is kept. describe: context and segment -> what the
-    segment says, where the judge asks.
+    bonus: a token of the target's stands behind the last segment of a round if it is kept. max_segments: most segments
+    of a draft, which are judged in turn up to the first that is not kept whole. layers: states (Forward.hidden) that
+    the judge's pooled ones are of where a draft has several; none where it reads none. describe: context and segment ->
+    what the segment says, where the judge asks.
     """
 
     judge: Judge
@@ -71,6 +73,8 @@ class Judging:
     closing: int | None = None
     few_rows: bool = False
     bonus: bool = False
+    max_segments: int = 1
+    layers: tuple[int, ...] = ()
     describe: Callable[[Sequence[int], Sequence[int]], SegmentText] | None = None
 
 
@@ -101,8 +105,13 @@ class Turns:
             return None
         return self._judging.segmenter.begin() if self._own is None else copy.copy(self._own)
 
+    @property
+    def n_segments(self) -> int:
+        """Most segments of a draft now; what the target writes itself ends with one."""
+        return 1 if self._judging is None or self.target_writes else self._judging.max_segments
+
     def judging(self, draft: Draft) -> Judging | None:
-        """Who judges the draft; None: the exact rule, and where there is no draft."""
+        """Who judges the draft, which is in one piece; None: the exact rule, and where there is no draft."""
         judging = self._judging
         if judging is None or self.target_writes or not draft.ids:
             return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from semspec.runtime.backends import check_backend, open_backend
+from semspec.runtime.backends import check_backend
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.chooser import Processor
@@ -18,6 +18,7 @@ from semspec.runtime.errors import ConfigError
 from semspec.runtime.judging import Judge
 from semspec.runtime.loop import decode
 from semspec.runtime.model import CachedModel
+from semspec.runtime.opening import model_file, open_engine
 from semspec.runtime.records import Floats, Judged
 from semspec.runtime.requests import Requests, wants_draft
 from semspec.runtime.stats import Summary
@@ -70,9 +71,10 @@ class LLM:
     """The models of one bundle on one backend. A context manager; one request at a time, from one thread.
 
     bundle: the folder semspec-export wrote. spec: how to decode, None for `lossless` with the bundle's draft, or
-    with n-grams where it has none; the draft model is opened only where this uses it. backend: `cpu` or `cuda`; a
-    missing one is an error, never another one. threads: CPU threads, None for one a core. verify: check the hash
-    of every file first.
+    with n-grams where it has none; the draft model is opened only where this uses it. backend: `cpu` or `cuda`, or
+    `tensorrt` or `tensorrt-rtx` for plans that semspec build made; a missing one is an error, never another one;
+    `auto`: see opening.open_engine, `backend` and `backend_why` tell what was taken.
+    threads: CPU threads, None for one a core. verify: check the hash of every file first.
 
     Raises ConfigError (unknown backend), BundleError, BackendError, and for a semantic mode CalibrationError, when
     opened.
@@ -87,16 +89,16 @@ class LLM:
         threads: int | None = None,
         verify: bool = False,
     ) -> None:
-        check_backend(backend)
+        check_backend(backend, or_auto=True)
         self.bundle = Bundle.open(Path(bundle), verify=verify)
         self.tokenizer = Tokenizer.open(self.bundle.tokenizer)
         self.default_sampling = SamplingParams.from_generation_config(self.tokenizer.generation)
         self.spec = spec or SpecConfig()
         pair = wants_draft(self.spec, "draft" in self.bundle.manifest.models)
-        for role in ("target", "draft") if pair else ("target",):
-            self.bundle.graph_file(role, backend)  # no engine would help a bundle that lacks it
+        roles = ("target", "draft") if pair else ("target",)
         # two engines that share cores must not keep them busy while they wait
-        engine = open_backend(backend, threads=threads, spin=not pair)
+        engine, self.backend_why = open_engine(self.bundle, roles, backend, threads=threads, spin=not pair)
+        self.backend = engine.name
         self.target = _open_model(self.bundle, "target", engine)
         self.draft = _open_model(self.bundle, "draft", engine) if pair else None
         self._requests = Requests(self.bundle, self.tokenizer, engine, self.draft)
@@ -248,9 +250,9 @@ class LLM:
 
 
 def _open_model(bundle: Bundle, role: str, engine: Backend) -> CachedModel:
-    graph = bundle.graph_file(role, engine.name)
+    file, spec = model_file(bundle, role, engine)
     # verification needs the target's rows to be those of single steps; a draft's proposals are judged as they come
-    return CachedModel(engine, graph, bundle.model(role).graphs[engine.name], same_bits=role == "target")
+    return CachedModel(engine, file, spec, same_bits=role == "target")
 
 
 def _collect(deltas: Iterator[Delta]) -> Completion:

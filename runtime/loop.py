@@ -2,17 +2,20 @@
 
     propose -> review (one pass of the target over pending and draft) -> verdict -> commit, rewind, yield
 
-Invariant after every step: the target remembers every committed token but the pending one, the last, which the
-next pass reads first; a drafter's model remembers a prefix of them. Without a drafter a round is one token: plain
-decoding is the same loop with empty drafts. So is a segment that the target writes itself where a judge looks at
-segments (judging.py), unless it is drafted token by token inside; its first token comes from the pass that reviewed
-the draft it replaces.
+Invariant after every round: the target remembers every committed token but the pending one, the last, which the
+next pass reads first; a drafter's model remembers a prefix of them. A round is a step, but where a judge looks at a
+draft of several segments: these are judged in order, up to the first that is not kept whole, and each is a step.
+Between two of them both models remember the rest of the draft too, and the drafter was not told yet.
+
+Without a drafter a round is one token: plain decoding is the same loop with empty drafts. So is a segment that the
+target writes itself where a judge looks at segments (judging.py), unless it is drafted token by token inside; its first
+token comes from the pass that reviewed the draft it replaces.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +31,7 @@ from semspec.runtime.review import Review, TargetLaws
 from semspec.runtime.sampling import log_probabilities, sample
 from semspec.runtime.stats import Ledger
 from semspec.runtime.stopping import Cut, StopWatch
+from semspec.runtime.windows import Window, read_draft
 
 __all__ = ["Request", "decode"]
 
@@ -58,32 +62,51 @@ class Request:
 def decode(target: LanguageModel, request: Request) -> Iterator[Step]:
     """Decode to the end of the answer; the last step says why it is the last.
 
-    What the target remembers of an earlier text is used as far as the prompt begins with it. Not guaranteed: the
-    same tokens on other engines or processors. Raises ConfigError for an empty prompt or one that the context
+    What the target remembers of an earlier text is used as far as the prompt begins with it. The iterator may be left
+    after any step: what models remember then is what they have read, and `tokens` says it. Not guaranteed: the same
+    tokens on other engines or processors. Raises ConfigError for an empty prompt or one that the context
     does not hold.
     """
     _check_prompt(target, request.prompt)
     _prefill(target, request)
     pending, turns = request.prompt[-1], Turns(request.judging)
     while True:
-        draft = _propose(target, request, turns)
-        judging = turns.judging(draft)
-        rows = _rows(request, draft, judging)
-        with request.ledger.time("draft" if request.alone else "target"):
-            found = target.forward([pending, *draft.ids], rows=rows, pool=_pool(draft, judging))
-        laws = TargetLaws(request.chooser, found.logits, draft.ids, request.watch.stop_ids, rows=rows)
-        if judging is None:
-            verdict = _by_rule(request, draft, laws)
-        else:
-            verdict = _by_judge(request, judging, draft, laws, target, found.pooled)
-        laws.close()
-        with request.ledger.time("sampling"):
-            step = _commit(target, request, judging, draft, verdict, laws.logits)
-        turns.take(step.ids, judged=judging is not None, verdict=verdict)
-        pending = step.ids[-1]
-        yield step
+        step = yield from _round(target, request, turns, pending)
         if step.finish_reason:
             return
+        pending = step.ids[-1]
+
+
+def _round(
+    target: LanguageModel, request: Request, turns: Turns, pending: int
+) -> Generator[Step, None, Step]:
+    """Draft, read, and judge piece by piece, up to the first that is not kept whole; its step is returned too."""
+    pieces = _propose(target, request, turns).pieces()
+    known, ids = target.length, list[int]()
+    with request.ledger.time("draft" if request.alone else "target"):
+        judges = [turns.judging(piece) for piece in pieces]
+        windows = read_draft(target, pending, pieces, judges, all_rows=request.logprobs)
+    for window in windows:
+        verdict, logits = _judge(target, request, window)
+        with request.ledger.time("sampling"):
+            new = window.piece.ids[: verdict.keep] + (() if verdict.extra is None else (verdict.extra,))
+            cut = request.watch.push(new, full=known + len(ids) + len(new) == target.max_context)
+            new = new[: cut.n_ids]
+            for token in new:
+                request.chooser.accept(token)
+            ids += new
+            over = cut.finish_reason is not None or not _goes_on(window, verdict)
+            if over:
+                target.rewind(known + len(ids))
+                if request.drafter is not None:
+                    request.drafter.commit(ids)
+                    request.ledger.note = request.drafter.note
+            step = _step(request, window, verdict, cut, new, logits, over=over)
+        turns.take(step.ids, judged=window.judging is not None, verdict=verdict)
+        yield step
+        if over:
+            break
+    return step
 
 
 def _check_prompt(target: LanguageModel, prompt: Sequence[int]) -> None:
@@ -112,43 +135,42 @@ def _propose(target: LanguageModel, request: Request, turns: Turns) -> Draft:
     limit = _limit(target, request, judged)
     if request.drafter is None or limit <= 0 or turns.silent:
         return EMPTY
+    n_segments = turns.n_segments
     with request.ledger.time("draft"):
-        draft = request.drafter.propose(limit, request.rng, segment=copy.copy(segment), judged=judged)
+        draft = request.drafter.propose(
+            limit, request.rng, segment=copy.copy(segment), judged=judged, segments=n_segments
+        )
     # whoever proposes more than was asked for is heard as far as there is room, and never beyond a stop or a segment
-    ids, whole = draft.ids[:limit], False
+    ids, ends = draft.ids[:limit], list[int]()
     for n, token in enumerate(ids, 1):
-        whole = segment is not None and segment.push(token)
-        if whole or token in request.watch.stop_ids:
+        if segment is not None and segment.push(token):
+            ends.append(n)
+            segment = segment.following() if len(ends) < n_segments else None
+        if token in request.watch.stop_ids or (ends and segment is None):
             ids = ids[:n]
             break
-    n = len(ids)
-    reading = draft.reading if n == len(draft.ids) else None
-    return Draft(ids=ids, laws=draft.laws[:n], whole=whole, reading=reading)
+    heard = Draft(ids=ids, laws=draft.laws[: len(ids)], ends=tuple(ends))
+    return replace(heard, readings=draft.readings[: common_prefix(draft.cuts, heard.cuts)])
 
 
 def _limit(target: LanguageModel, request: Request, judged: bool) -> int:
     """Most tokens of a draft: its review reads the pending one too and, but for segments, ends with one more."""
     room, left = target.max_context - target.length - 1, request.watch.left
     if judged and request.judging is not None:
-        return min(request.judging.segmenter.boundary.max_tokens, left, room)
+        return min(request.judging.max_segments * request.judging.segmenter.boundary.max_tokens, left, room)
     return min(request.num_draft_tokens, left - 1, room)
 
 
-def _rows(request: Request, draft: Draft, judging: Judging | None) -> Sequence[int]:
-    """The rows of a review that are looked at: all of them, or those that tokens may be drawn from."""
-    n = len(draft.ids)
-    if judging is None or not judging.few_rows or not draft.whole or request.logprobs:
-        return range(n + 1)
-    return (0, n) if judging.bonus else (0,)
-
-
-def _pool(draft: Draft, judging: Judging | None) -> Floats | None:
-    """1 for the rows that predicted the draft, 0 for the one behind it."""
-    if judging is None:
-        return None
-    pool = np.ones(len(draft.ids) + 1, np.float32)
-    pool[-1] = 0
-    return pool
+def _judge(target: LanguageModel, request: Request, window: Window) -> tuple[Verdict, Floats]:
+    """The verdict on a piece that follows what was committed, and the target's logits along it."""
+    piece, judging = window.piece, window.judging
+    laws = TargetLaws(request.chooser, window.logits, piece.ids, request.watch.stop_ids, rows=window.rows)
+    if judging is not None:
+        verdict = _by_judge(target, request, window, judging, laws)
+    else:
+        verdict = _by_rule(request, piece, laws)
+    laws.close()
+    return verdict, laws.logits
 
 
 def _by_rule(request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
@@ -159,59 +181,64 @@ def _by_rule(request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
 
 
 def _by_judge(
-    request: Request,
-    judging: Judging,
-    draft: Draft,
-    laws: TargetLaws,
-    target: LanguageModel,
-    pooled: Floats | None,
+    target: LanguageModel, request: Request, window: Window, judging: Judging, laws: TargetLaws
 ) -> Verdict:
     """What the judge says, and a token of the target's where it is to go on."""
 
     def exact(ids: Sequence[int], q: Sequence[Law], p: Sequence[Law]) -> Verdict:
         return request.rule(ids, q, p, request.rng)
 
+    n = len(window.piece.ids)
     review = Review(
-        draft, laws, target, request.ledger, pooled=pooled, describe=judging.describe, exact=exact
+        window.piece,
+        laws,
+        target,
+        request.ledger,
+        pooled=window.pooled,
+        n_behind=window.n_behind,
+        describe=judging.describe,
+        exact=exact,
     )
     with request.ledger.time("judge"):
         verdict = pass_judgement(judging, review)
-    adds = verdict.target_writes or (judging.bonus and verdict.keep == len(draft.ids))
+    if judging.judge.segments:
+        request.ledger.add_segment(n, kept=verdict.keep == n)
+    if _goes_on(window, verdict):
+        return replace(verdict, extra=None)
+    adds = verdict.target_writes or (judging.bonus and verdict.keep == n)
     if adds and verdict.extra is None:
         verdict = replace(verdict, extra=sample(laws[verdict.keep], request.rng))
-    if judging.judge.segments:
-        request.ledger.add_segment(len(draft.ids), kept=verdict.keep == len(draft.ids))
     return verdict
 
 
-def _commit(
-    target: LanguageModel,
+def _goes_on(window: Window, verdict: Verdict) -> bool:
+    """Whether the next piece of the draft is judged too: there is one, and all of this one is kept."""
+    kept = verdict.keep == len(window.piece.ids)
+    return window.n_behind > 0 and kept and not (verdict.target_writes or verdict.to_end)
+
+
+def _step(
     request: Request,
-    judging: Judging | None,
-    draft: Draft,
+    window: Window,
     verdict: Verdict,
+    cut: Cut,
+    ids: tuple[int, ...],
     logits: Floats,
+    *,
+    over: bool,
 ) -> Step:
-    """Cut at a stop, and bring every memory to what was committed."""
-    remembered = target.length - len(draft.ids) - 1
-    ids = draft.ids[: verdict.keep] if verdict.extra is None else (*draft.ids[: verdict.keep], verdict.extra)
-    cut = request.watch.push(ids, full=remembered + len(ids) == target.max_context)
-    ids = ids[: cut.n_ids]
-    target.rewind(remembered + len(ids))
-    for token in ids:
-        request.chooser.accept(token)
-    if request.drafter is not None:
-        request.drafter.commit(ids)
-        request.ledger.note = request.drafter.note
+    """What was committed of a piece, and counted. over: nothing behind it is looked at any more."""
+    judging = window.judging
     n_kept = min(verdict.keep, len(ids))
     n_lossy = len(ids) if request.alone else _n_lossy(judging, verdict, n_kept)
-    n_judged = _looked_at(judging, draft, verdict, cut)
+    n_judged = _looked_at(window, verdict, cut)
+    in_vain = window.n_behind if over and cut.finish_reason is None else 0
     request.ledger.add_round(
-        drafted=n_judged,
+        drafted=n_judged + in_vain,
         accepted=n_kept,
         emitted=len(ids),
         lossy=n_lossy,
-        passes=0 if request.alone else 1,
+        passes=0 if request.alone or window.start else 1,
     )
     ms = request.ledger.lap()
     return Step(
@@ -219,7 +246,7 @@ def _commit(
         text=cut.text,
         n_from_draft=len(ids) if request.alone else n_kept,
         n_lossy=n_lossy,
-        rule=_rule(request, judging, draft),
+        rule=_rule(request, window),
         finish_reason=cut.finish_reason,
         logprobs=log_probabilities(logits, ids) if request.logprobs else (),
         judged=None if judging is None else _judged(verdict, n_judged, n_kept, n_lossy, ms),
@@ -237,10 +264,11 @@ def _judged(verdict: Verdict, n_judged: int, n_kept: int, n_lossy: int, ms: Mapp
     )
 
 
-def _looked_at(judging: Judging | None, draft: Draft, verdict: Verdict, cut: Cut) -> int:
-    """Tokens of a draft that count as judged: those behind a stop do not; a segment thrown away does as a whole."""
+def _looked_at(window: Window, verdict: Verdict, cut: Cut) -> int:
+    """Tokens of a piece that count as judged: those behind a stop do not; a segment thrown away does as a whole."""
+    n, judging = len(window.piece.ids), window.judging
     whole = judging is not None and judging.judge.segments and cut.n_ids > verdict.keep
-    return min(len(draft.ids), cut.n_ids) if cut.finish_reason and not whole else len(draft.ids)
+    return min(n, cut.n_ids) if cut.finish_reason and not whole else n
 
 
 def _n_lossy(judging: Judging | None, verdict: Verdict, n_kept: int) -> int:
@@ -249,7 +277,7 @@ def _n_lossy(judging: Judging | None, verdict: Verdict, n_kept: int) -> int:
     return max(0, n_kept - verdict.n_exact)
 
 
-def _rule(request: Request, judging: Judging | None, draft: Draft) -> str:
-    if not draft.ids:
+def _rule(request: Request, window: Window) -> str:
+    if not window.piece.ids:
         return "draft" if request.alone else "target"
-    return "lossless" if judging is None else judging.judge.name
+    return "lossless" if window.judging is None else window.judging.judge.name

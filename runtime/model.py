@@ -80,6 +80,8 @@ class CachedModel:
         check_ports(str(graph), spec.inputs(), self._session.inputs)
         check_ports(str(graph), spec.outputs(), self._session.outputs)
         self._backend = backend
+        self._chunk = min(CHUNK, (self._session.most("input_ids") or (1, CHUNK))[1])
+        self._most_rows = (self._session.most("logit_rows") or (CHUNK,))[0]
         self._rows = self._bind_cache()
         self._no_pool = np.zeros((1, len(spec.pooled_layers), spec.width), np.float32)
 
@@ -153,7 +155,8 @@ class CachedModel:
         if pool is not None and pool.shape != (n_new,):
             raise ConfigError(f"pool must have a weight for each of {n_new} tokens, got shape {pool.shape}")
         wanted = _wanted(rows, n_new)
-        chunks = [slice(start, min(start + CHUNK, n_new)) for start in range(0, n_new, CHUNK)]
+        size = self._chunk if len(wanted) <= self._most_rows else min(self._chunk, self._most_rows)
+        chunks = [slice(start, min(start + size, n_new)) for start in range(0, n_new, size)]
         parts: list[Forward] = []
         for chunk in chunks:
             part = self._pass(

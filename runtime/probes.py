@@ -18,6 +18,7 @@ from semspec.runtime.bundle import ROLES, Bundle
 from semspec.runtime.contract import check_ports, probe_ports
 from semspec.runtime.errors import BackendError, CalibrationError, ConfigError
 from semspec.runtime.features import SegmentText, feature_values
+from semspec.runtime.opening import probe_file
 from semspec.runtime.probe_set import (
     FORMAT,
     PREDICTOR,
@@ -55,17 +56,24 @@ __all__ = [
 class Probes:
     """Opened probes. A context manager. Not for use by several threads at once."""
 
-    def __init__(self, folder: Path, found: ProbeSet, widths: Mapping[str, int], backend: Backend) -> None:
-        """widths: role -> E. See `open`."""
+    def __init__(
+        self,
+        folder: Path,
+        found: ProbeSet,
+        files: Mapping[str, Path],
+        widths: Mapping[str, int],
+        backend: Backend,
+    ) -> None:
+        """files: name -> what to open for that graph. widths: role -> E. See `open`."""
         self.folder, self.set = folder, found
         self._sessions: dict[str, Session] = {}
         with ExitStack() as stack:
             for name, graph in found.graphs.items():
-                session = backend.open(folder / graph.file)
+                session = backend.open(files[name])
                 stack.callback(session.close)
                 ports = probe_ports(len(graph.layers), widths[graph.role], len(graph.features))
                 for expected, have in zip(ports, (session.inputs, session.outputs), strict=True):
-                    check_ports(str(folder / graph.file), expected, have)
+                    check_ports(str(files[name]), expected, have)
                 self._sessions[name] = session
             self._places = {
                 name: [found.pooled_layers[graph.role].index(layer) for layer in graph.layers]
@@ -90,7 +98,11 @@ class Probes:
         widths = {
             role: next(iter(model.graphs.values())).width for role, model in bundle.manifest.models.items()
         }
-        return cls(folder, found, widths, backend)
+        files = {
+            name: probe_file(bundle, folder, name, graph.file, backend)
+            for name, graph in found.graphs.items()
+        }
+        return cls(folder, found, files, widths, backend)
 
     def __enter__(self) -> Probes:
         return self

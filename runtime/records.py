@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -84,13 +85,37 @@ class Law:
 class Draft:
     """Proposed tokens y_1..y_n, and the law each was drawn from.
 
-    whole: they end where a segment does. reading: what their author made of them; None where nobody asked.
+    ends: how many of them end a segment, ascending. What stands behind the last end is a segment begun. readings: what
+    their author made of each piece, whole or begun; empty where nobody asked.
     """
 
     ids: tuple[int, ...]
     laws: tuple[Law, ...]
-    whole: bool = False
-    reading: Reading | None = None
+    ends: tuple[int, ...] = ()
+    readings: tuple[Reading, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """They end where a segment does."""
+        return self.ends[-1:] == (len(self.ids),)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where its pieces end: `ends`, and n where they do not reach it. One at least."""
+        return self.ends if self.whole else (*self.ends, len(self.ids))
+
+    def pieces(self) -> tuple[Draft, ...]:
+        """Each as a draft of its own; one, and perhaps empty, where there are no segments."""
+        bounds = pairwise((0, *self.cuts))
+        return tuple(
+            Draft(
+                ids=self.ids[start:end],
+                laws=self.laws[start:end],
+                ends=(end - start,) if end in self.ends else (),
+                readings=self.readings[place : place + 1],
+            )
+            for place, (start, end) in enumerate(bounds)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +139,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A round in which a judge spoke: the draft's length, how much of it stayed and how much of that is lossy.
+    """What a judge said of a draft, or of one segment of it: its length, how much stayed, how much of that is lossy.
 
-    reason and figures: the judge's own (semantic.py lists those of the semantic modes). ms: phase -> milliseconds of
-    this round, drafting and the target's pass included; two rounds are equal whatever time they took.
+    reason and figures: the judge's own (semantic.py lists those of the semantic modes). ms: phase -> milliseconds;
+    drafting and the target's pass are with the first segment that they were for. Two are equal whatever time they took.
     """
 
     n_drafted: int
@@ -130,7 +155,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One round of the decoding loop: the ids it committed, and what of the text can be shown.
+    """One round of the decoding loop, or one segment of a round that drafted several: the ids it committed, and what of
+    the text can be shown.
 
     The first n_from_draft ids were written by the draft and kept, the others drawn by the target. n_lossy: how many
     of the ids need not follow the target's law; they are the last of those from the draft. rule: what judged the

@@ -22,6 +22,7 @@ from semspec.runtime.features import SegmentText, segment_text
 from semspec.runtime.judging import Judge, Judging, check_judge, decision_rng
 from semspec.runtime.loop import Request
 from semspec.runtime.model import CachedModel
+from semspec.runtime.opening import model_file
 from semspec.runtime.pace import Pace
 from semspec.runtime.probes import Probes
 from semspec.runtime.segments import Segmenter
@@ -57,7 +58,9 @@ class Requests:
         """Open what `spec` needs beside the models, so that what is missing is told at once. Raises CalibrationError,
         BundleError, ConfigError, BackendError."""
         if spec.semantic:
-            self._threshold(self._open_probes(spec), spec)
+            probes = self._open_probes(spec)
+            self._threshold(probes, spec)
+            self._layers(probes, spec)
 
     def make(
         self,
@@ -126,6 +129,8 @@ class Requests:
             closing=closing,
             few_rows=judge.few_rows,
             bonus=spec.bonus,
+            max_segments=spec.max_segments,
+            layers=self._layers(probes, spec),
             describe=describe,
         )
 
@@ -148,7 +153,7 @@ class Requests:
             vocab_size=draft.spec.vocab_size,
             states=probes is not None and (by_ratio or probes.needs_draft_states),
             signals=probes is not None and not by_ratio and probes.needs_draft_signals,
-            pace=Pace(spec.adaptive, least=spec.min_confidence, shortest=spec.num_draft_tokens),
+            pace=Pace(spec.pacing, least=spec.min_confidence, shortest=spec.num_draft_tokens),
         )
 
     def _open_probes(self, spec: SpecConfig) -> Probes:
@@ -175,6 +180,22 @@ class Requests:
         if spec.preset in RATIO_PRESETS:
             return 0.0
         return probes.threshold(DEFAULT_RISK if spec.risk is None else spec.risk)
+
+    def _layers(self, probes: Probes, spec: SpecConfig) -> tuple[int, ...]:
+        """Pooled states of the target's that are read of several segments in one pass: the graph sums up those of one,
+        so it must return their rows. Raises ConfigError where it does not."""
+        reads = spec.preset in RATIO_PRESETS or probes.needs_target_states
+        if spec.max_segments == 1 or not reads:
+            return ()
+        _, graph = model_file(self._bundle, "target", self._engine)
+        if missing := set(graph.pooled_layers) - set(graph.hidden_layers):
+            needed = ",".join(map(str, sorted({*graph.pooled_layers, *graph.hidden_layers})))
+            raise ConfigError(
+                f"max_segments {spec.max_segments} needs the rows of states {sorted(missing)} of the target, which its "
+                f"{graph.graph} graph only returns summed up; leave max_segments at 1, or export again with "
+                f"--hidden-layers {needed} and calibrate"
+            )
+        return graph.pooled_layers
 
     def _warn(self, spec: SpecConfig, params: SamplingParams, probes: Probes) -> None:
         """Once each: what calibration found against this setting."""

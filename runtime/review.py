@@ -86,11 +86,11 @@ class TargetLaws(Sequence[Law]):
 
 
 class Review:
-    """A draft y_1..y_n and what the target says of it, for a judge.
+    """A draft y_1..y_n, in one piece, and what the target says of it, for a judge.
 
-    ids: the drafted tokens. draft: what their author made of them, None where nobody
-    asked. q: the laws they were drawn from. p: the target's laws at the same places, and one behind the draft; made
-    when read. target: has just read the draft and remembers it. pooled: (K, E), the target's sum over the rows that
+    ids: the drafted tokens. draft: what their author made of them, None where nobody asked. q: the laws they were drawn
+    from. p: the target's laws at the same places, and one behind the draft; made when read. target: has just read the
+    draft and remembers it, and n_behind drafted tokens more. pooled: (K, E), the target's sum over the rows that
     predicted the draft. n_written, n_lossy: tokens of the answer so far, and how many of them are lossy.
     """
 
@@ -102,13 +102,14 @@ class Review:
         ledger: Ledger,
         *,
         pooled: Floats | None = None,
+        n_behind: int = 0,
         describe: Callable[[Sequence[int], Sequence[int]], SegmentText] | None = None,
         exact: Callable[[Sequence[int], Sequence[Law], Sequence[Law]], Verdict] | None = None,
     ) -> None:
         self.ids, self.q, self.p = draft.ids, draft.laws, p
-        self.draft = draft.reading
+        self.draft = draft.readings[0] if draft.readings else None
         self.n_written, self.n_lossy = ledger.generated_tokens, ledger.lossy_tokens
-        self._target, self._ledger = target, ledger
+        self._target, self._ledger, self._n_behind = target, ledger, n_behind
         self._pooled, self._describe, self._exact = pooled, describe, exact
         self._signals: Signals | None = None
         self._verdict: Verdict | None = None
@@ -144,7 +145,7 @@ class Review:
         """What the draft says, and what it follows. Raises ConfigError where nobody can tell."""
         if self._describe is None:
             raise ConfigError("this request does not tell what a draft says")
-        n_known = self._target.length - len(self.ids)
+        n_known = self._target.length - self._n_behind - len(self.ids)
         return self._describe(self._target.tokens[:n_known], self.ids)
 
     def exact(self) -> Verdict:
@@ -158,8 +159,14 @@ class Review:
     def ask(self, ids: Sequence[int]) -> Floats | None:
         """Logits (V,) of what the target would say after the whole draft and then `ids`; it forgets them again.
 
-        None where its context has no room for them. A pass of the target like any other, and counted as one.
+        None where its context has no room for them. A pass of the target like any other, and counted as one. Raises
+        ConfigError where the target has read more than this draft: it would have to forget that.
         """
+        if self._n_behind:
+            raise ConfigError(
+                f"a judge that asks the target can be shown one segment a round, and {self._n_behind} more drafted "
+                f"tokens were read behind this one; leave max_segments at 1"
+            )
         if len(ids) > self._target.max_context - self._target.length:
             return None
         self.p.hold()

@@ -126,6 +126,7 @@ class Segment:
     def __init__(self, segmenter: Segmenter) -> None:
         self.n = 0
         self._segmenter = segmenter
+        self._stopped = False
         self._at_line_start = False  # nothing but blanks since a newline
         self._sentence = START
 
@@ -133,12 +134,18 @@ class Segment:
         """Take the next token; whether the segment ends with it."""
         boundary = self._segmenter.boundary
         self.n += 1
+        self._stopped = token in self._segmenter.stop_ids
         over = self._completes(token)
-        return (
-            (over and self.n >= boundary.min_tokens)
-            or self.n >= boundary.max_tokens
-            or token in self._segmenter.stop_ids
-        )
+        return (over and self.n >= boundary.min_tokens) or self.n >= boundary.max_tokens or self._stopped
+
+    def following(self) -> Segment | None:
+        """The one behind this, which is over; None where it ended with a stop."""
+        return None if self._stopped else self._segmenter.begin()
+
+    @property
+    def cap(self) -> int:
+        """Most tokens it may have."""
+        return self._segmenter.boundary.max_tokens
 
     def _completes(self, token: int) -> bool:
         """Whether `token` completes what the boundary is about."""

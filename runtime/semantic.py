@@ -30,7 +30,16 @@ from semspec.runtime.records import Floats, Verdict
 from semspec.runtime.review import Review
 from semspec.runtime.sampling import rank
 
-__all__ = ["DEFAULT_RISK", "ByRatio", "ByScore", "CombinedJudge", "Scorer", "SemanticJudge", "make_judge"]
+__all__ = [
+    "DEFAULT_RISK",
+    "ByRatio",
+    "ByScore",
+    "CombinedJudge",
+    "Rule",
+    "Scorer",
+    "SemanticJudge",
+    "make_judge",
+]
 
 DEFAULT_RISK = 0.1
 LEAST = 1e-6  # of s_D: nothing is divided by less
@@ -57,6 +66,19 @@ class Scorer(Protocol):
     def score(self, target: Reading, draft: Reading | None, segment: SegmentText) -> float: ...
 
     def ratio_scores(self, target_pooled: Floats, draft_pooled: Floats) -> tuple[float, float]: ...
+
+
+class Rule(Protocol):
+    """Whether a whole segment is kept."""
+
+    @property
+    def reason(self) -> str:
+        """What verdicts by it are called."""
+        ...
+
+    def decide(self, review: Review, chance: float) -> tuple[bool, Mapping[str, float]]:
+        """Its word, and the figures behind it. chance: uniform in [0, 1)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +181,11 @@ class SemanticJudge:
 class CombinedJudge:
     """Keeps what the exact rule keeps, and the rest of a segment where `rule` says so. Fields as SemanticJudge's."""
 
-    rule: ByScore
+    rule: Rule
     bonus: bool = False
     discards: int | None = None
     most_lossy: float = 1.0
-    name: ClassVar[str] = "combined"
+    name: str = "combined"
     lossy: ClassVar[bool] = True
     segments: ClassVar[bool] = True
     few_rows: ClassVar[bool] = False

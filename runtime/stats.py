@@ -26,12 +26,12 @@ class Summary:
     phase, in the order in which phases first began; a phase within another counts in both, so the sum may
     exceed the whole.
 
-    num_rounds: target passes after the prefill, those that answer a judge's question included. num_drafts: rounds
-    that had a draft. num_draft_tokens: proposed tokens, without those behind a stop. num_accepted_draft_tokens: those
-    kept in the output; the token the target adds for free is not one of them. draft_acceptance_rate: accepted /
-    proposed; None without proposals. mean_acceptance_length: generated tokens per round, the target's own included;
-    plain decoding is 1. acceptance_lengths: how many drafts had 0, 1, 2, .. of their tokens kept. note: what the
-    drafter has to say.
+    num_rounds: target passes after the prefill, those that answer a judge's question included. num_drafts: drafts that
+    were judged, a segment each where a round has several. num_draft_tokens: proposed tokens, without those behind a
+    stop, with those behind a segment that was not kept. num_accepted_draft_tokens: those kept in the output; the token
+    the target adds for free is not one of them. draft_acceptance_rate: accepted / proposed; None without proposals.
+    mean_acceptance_length: generated tokens per round, the target's own included; plain decoding is 1.
+    acceptance_lengths: how many drafts had 0, 1, 2, .. of their tokens kept. note: what the drafter has to say.
 
     num_segments: drafts that were judged as whole segments; num_accepted_segments: those kept whole;
     semantic_acceptance_rate: the one over the other, long segments counting no more than short ones.
@@ -102,7 +102,8 @@ class Ledger:
     def add_round(
         self, *, drafted: int, accepted: int, emitted: int, lossy: int = 0, passes: int = 1
     ) -> None:
-        """Count a round that just ended: tokens proposed, those kept, all that came out, and what of it is lossy.
+        """Count a round that just ended, or one segment of it: tokens proposed, those kept, all that came out, and what
+        of it is lossy.
 
         passes: of the target.
         """

@@ -48,7 +48,13 @@ class Stub:
         self.committed = list(prompt)
 
     def propose(
-        self, limit: int, rng: np.random.Generator, *, segment: Segment | None = None, judged: bool = False
+        self,
+        limit: int,
+        rng: np.random.Generator,
+        *,
+        segment: Segment | None = None,
+        judged: bool = False,
+        segments: int = 1,
     ) -> Draft:
         ids = tuple(self.habit(self.committed, limit))
         return Draft(ids=ids, laws=tuple(Law(ids=np.array([token]), probs=np.ones(1)) for token in ids))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from decoding import start
 from scripted import Law, ScriptedModel, scattered
 
+from semspec.runtime.acceptance import accept_tokens
 from semspec.runtime.chooser import Chooser
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.judging import Judge
@@ -95,4 +96,11 @@ def review_of(
     sure = tuple(DrawLaw(ids=np.array([token]), probs=np.ones(1)) for token in ids)
     laws = TargetLaws(chooser, rows, ids, ())
     model = target or ScriptedModel(lambda _: np.zeros(rows.shape[1]))
-    return Review(Draft(ids=tuple(ids), laws=sure), laws, model, Ledger())
+    rng = np.random.default_rng(0)
+    return Review(
+        Draft(ids=tuple(ids), laws=sure),
+        laws,
+        model,
+        Ledger(),
+        exact=lambda ids, q, p: accept_tokens(ids, q, p, rng),
+    )

@@ -22,11 +22,12 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from one_pass import read_segment
 from scripted import ScriptedModel
 
 from semspec.calibration.equivalence import Bools
 from semspec.calibration.records import Context, Sample
-from semspec.calibration.writing import Written, read_segment, write_segments
+from semspec.calibration.writing import Written, write_segments
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.records import Floats
 from semspec.runtime.segments import Boundary, Segmenter

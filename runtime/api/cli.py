@@ -24,7 +24,7 @@ COMMANDS = {
     "bench": "semspec.calibration.bench.cli:bench",
     "build": "semspec.export.engines.cli:build",
     "calibrate": "semspec.calibration.cli:calibrate",
-    "demo": "semspec.export.cli:demo",
+    "demo": "semspec.calibration.demo.cli:demo",
     "export": "semspec.export.cli:export",
     "fetch": "semspec.export.cli:fetch",
     "generate": "semspec.runtime.cli:generate",

@@ -7,16 +7,18 @@ from importlib import import_module
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.errors import ConfigError
 
-__all__ = ["BACKENDS", "check_backend", "open_backend"]
+__all__ = ["AUTO", "BACKENDS", "check_backend", "open_backend"]
 
-_MODULES = {"cpu": "ort", "cuda": "ort"}
+_MODULES = {"cpu": "ort", "cuda": "ort", "tensorrt": "trt", "tensorrt-rtx": "trt"}
 BACKENDS = tuple(_MODULES)
+AUTO = "auto"  # the best of those that a bundle and this machine have: opening.py chooses
 
 
-def check_backend(name: str) -> None:
-    """Raises ConfigError for a name that no backend has; imports no engine."""
-    if name not in _MODULES:
-        raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
+def check_backend(name: str, *, or_auto: bool = False) -> None:
+    """Raises ConfigError for a name that no backend has; imports no engine. or_auto: AUTO will do as well."""
+    names = (AUTO, *BACKENDS) if or_auto else BACKENDS
+    if name not in names:
+        raise ConfigError(f"backend must be one of {', '.join(names)}, got {name!r}")
 
 
 def open_backend(name: str, *, threads: int | None = None, spin: bool = True) -> Backend:

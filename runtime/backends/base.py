@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from semspec.runtime.records import Array, TensorSpec
 
-__all__ = ["Backend", "Session", "Tensor"]
+__all__ = ["Backend", "PlanDevice", "Session", "Tensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDevice:
+    """What a compiled plan must be for, to be loaded: engine and release, compute capability such as 8.6."""
+
+    engine: str
+    version: str
+    capability: str
 
 
 class Tensor(Protocol):
@@ -30,6 +40,10 @@ class Session(Protocol):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def most(self, input_name: str) -> tuple[int, ...] | None:
+        """The largest shape that this input may have; None: any."""
+        ...
 
     def bind(self, input_name: str, output_name: str, tensor: Tensor) -> None:
         """Use `tensor` as this input and as this output of every later run: a buffer updated in place.
@@ -58,8 +72,13 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def plans(self) -> PlanDevice | None:
+        """What the plans that it loads are for; None: it loads graphs."""
+        ...
+
     def open(self, graph: Path) -> Session:
-        """Load a graph file. Raises BackendError when the engine refuses it."""
+        """Load a graph file, or a plan. Raises BackendError when the engine refuses it."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:

@@ -73,6 +73,10 @@ class OrtBackend:
             )
         return OrtSession(session, self)
 
+    @property
+    def plans(self) -> None:
+        """It loads graphs."""
+
     def zeros(self, shape: tuple[int, ...], dtype: str) -> OrtTensor:
         """On the CPU the memory is taken from the system page by page as rows are written."""
         if self.name == "cpu":
@@ -134,6 +138,9 @@ class OrtSession:
 
     def __del__(self) -> None:
         self.close()
+
+    def most(self, input_name: str) -> None:
+        """Any shape is taken."""
 
     def bind(self, input_name: str, output_name: str, tensor: OrtTensor) -> None:
         self._bound[input_name, output_name] = tensor

@@ -184,7 +184,7 @@ def test_reader_that_leaves_is_no_error_worth_a_traceback(tiny_bundle: Path, tmp
         (["--max-tokens", "0"], "max_tokens must be a whole number of at least 1, got 0"),
         (["--temperature", "-1"], "temperature must be finite and at least 0, got -1.0"),
         (["--top-p", "1.5"], "top_p must be finite and between 0 and 1, got 1.5"),
-        (["--backend", "gpu"], "backend must be one of cpu, cuda, got 'gpu'"),
+        (["--backend", "gpu"], "backend must be one of auto, cpu, cuda, tensorrt, tensorrt-rtx, got 'gpu'"),
         (["--raw", "--system", "x"], "--system belongs to a chat"),
     ],
     ids=str,

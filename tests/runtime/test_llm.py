@@ -302,7 +302,7 @@ def test_backend_whose_graph_was_not_exported_names_the_option(tiny_bundle: Path
 def test_unknown_backend_lists_the_known(tiny_bundle: Path) -> None:
     """Before the bundle is looked for: no export would help."""
     for bundle in (tiny_bundle, tiny_bundle / "missing"):
-        with pytest.raises(ConfigError, match="one of cpu, cuda, got 'gpu'"):
+        with pytest.raises(ConfigError, match="one of auto, cpu, cuda, tensorrt, tensorrt-rtx, got 'gpu'"):
             LLM(bundle, backend="gpu")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from semspec.runtime.chooser import Chooser
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.drafting import ModelDrafter
 from semspec.runtime.pace import Pace
-from semspec.runtime.readings import Row
+from semspec.runtime.readings import Row, read_signals
+from semspec.runtime.records import Draft
 from semspec.runtime.segments import Segmenter
 from semspec.runtime.semantic import ByScore, CombinedJudge, SemanticJudge
 
@@ -125,12 +126,81 @@ def test_readings_of_a_draft_that_stopped_are_not_of_the_row_behind_it() -> None
     drafter = ModelDrafter(model, Chooser(SamplingParams(), V, PROMPT), **options)
     drafter.start(PROMPT)
     draft = drafter.propose(9, np.random.default_rng(0), judged=True)
-    assert len(draft.ids) == 3 and draft.reading is not None
+    assert len(draft.ids) == 3 and draft.readings
     other = ScriptedModel(law)
     other.forward(PROMPT[:-1])
     pooled = other.forward([PROMPT[-1], *draft.ids[:-1]], pool=np.ones(3, np.float32)).pooled
     assert pooled is not None
-    np.testing.assert_allclose(draft.reading.pooled, pooled / 3)
-    assert draft.reading.signals.agreement == 1
+    np.testing.assert_allclose(draft.readings[0].pooled, pooled / 3)
+    assert draft.readings[0].signals.agreement == 1
     drafter.commit(draft.ids)
     assert model.tokens == [*PROMPT, *draft.ids][: model.length] and model.length < len(PROMPT) + 3
+
+
+def drafted(sharp: Sequence[bool], segments: int, pace_: Pace) -> tuple[Draft, ModelDrafter]:
+    """A draft of segments of 3 tokens by a model that is sure of its i-th token where `sharp` says so."""
+
+    def law(context: tuple[int, ...]) -> Any:
+        place = max(0, len(context) - len(PROMPT))  # 0 in the prompt too, where nobody looks
+        return np.eye(V)[1 + place % 4] * (9 if place >= len(sharp) or sharp[place] else 0.1)
+
+    options: dict[str, Any] = {"states": True, "signals": True, "pace": pace_}
+    drafter = ModelDrafter(ScriptedModel(law), Chooser(SamplingParams(), V, PROMPT), **options)
+    drafter.start(PROMPT)
+    cut = lines(3, 3)
+    draft = drafter.propose(
+        3 * segments, np.random.default_rng(0), segment=cut.begin(), judged=True, segments=segments
+    )
+    return draft, drafter
+
+
+@pytest.mark.parametrize(
+    ("unsure", "n", "ends"),
+    [
+        ((), 9, (3, 6, 9)),
+        ((0,), 3, (3,)),  # nothing would be drafted otherwise
+        ((2,), 2, ()),
+        ((3,), 3, (3,)),
+        ((4,), 4, (3,)),
+        ((6,), 6, (3, 6)),
+    ],
+)
+def test_a_further_segment_takes_a_draft_that_was_sure_of_all(
+    unsure: tuple[int, ...], n: int, ends: tuple[int, ...]
+) -> None:
+    """`confidence`: it stops before the row it is unsure of, or at a segment's end; one segment a round has no more
+    of them, and without adaptation there are as many as may be."""
+    sharp = [place not in unsure for place in range(9)]
+    for segments in (1, 2, 3):
+        draft, _ = drafted(sharp, segments, Pace("confidence", least=0.5))
+        most = 3 * segments
+        assert (len(draft.ids), draft.ends) == (min(n, most), tuple(end for end in ends if end <= most))
+        assert drafted(sharp, segments, Pace())[0].ends == (3, 6, 9)[:segments]
+
+
+def test_later_segments_have_readings_of_their_own() -> None:
+    """States and signals of each piece, whole or begun, are those of a pass over it alone."""
+    draft, drafter = drafted([place != 8 for place in range(9)], 3, Pace("confidence", least=0.5))
+    assert draft.cuts == (3, 6, 8) and len(draft.readings) == 3
+    text = list(PROMPT)
+    for piece in draft.pieces():
+        other = ScriptedModel(drafter.model.law)  # type: ignore[attr-defined]
+        other.forward(text[:-1])
+        n = len(piece.ids)
+        found = other.forward([text[-1], *piece.ids[:-1]], rows=range(n), pool=np.ones(n, np.float32))
+        assert found.pooled is not None
+        np.testing.assert_allclose(piece.readings[0].pooled, found.pooled / n)
+        assert piece.readings[0].signals == read_signals(found.logits, piece.ids)
+        text += piece.ids
+
+
+def test_acceptance_sets_the_number_of_segments() -> None:
+    """One that is refused makes the next rounds shorter, some that are kept longer again; what was not looked at behind
+    a refused one counts for neither."""
+    pace_ = Pace("acceptance", shortest=9)
+    counts = []
+    for kept in (9, 2, 3, 3, 3, 9, 9):
+        draft, drafter = drafted([], 3, pace_)
+        counts.append(len(draft.ends))
+        drafter.commit([*draft.ids[:kept], 5])
+    assert counts == [3, 3, 2, 1, 1, 2, 3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from semspec.runtime.semantic import ByRatio, ByScore, CombinedJudge, SemanticJu
 
 FALSE_ALARM = 1e-6
 WORLD = ToyWorld([[0.5, 0.3, 0.2, 0.0]], [[0.2, 0.3, 0.1, 0.4]])
+SEVERAL: Mapping[str, Any] = {"max_segments": 3, "layers": (0, 1)}
 
 
 class Oracle:
@@ -139,11 +140,12 @@ def paper(oracle: Oracle, **settings: Any) -> SemanticJudge:
     return judge
 
 
-@pytest.mark.parametrize("exact_inside", [True, False])
-def test_a_round_of_the_published_rule_has_the_class_law_that_follows_from_it(exact_inside: bool) -> None:
-    """min(mu_T, mu_D) + (1 - beta) mu_T with exact scores, also where the target drafts inside; chi-square."""
+@pytest.mark.parametrize("inside", [{}, {"exact_inside": False}, SEVERAL], ids=str)
+def test_a_round_of_the_published_rule_has_the_class_law_that_follows_from_it(inside: Any) -> None:
+    """min(mu_T, mu_D) + (1 - beta) mu_T with exact scores, also where the target drafts inside, and where several
+    segments are read in one pass; chi-square."""
     oracle = Oracle(WORLD)
-    counts = class_counts(paper(oracle), oracle, inside={"exact_inside": exact_inside})
+    counts = class_counts(paper(oracle), oracle, inside=inside)
     assert not alarm(counts, WORLD.round_law())
 
 
@@ -153,7 +155,7 @@ def test_a_wrong_rule_is_caught() -> None:
     assert alarm(class_counts(paper(exchanged), exchanged), WORLD.round_law())
     oracle = Oracle(WORLD)
     everything = SemanticJudge(rule=ByScore(probes=oracle, threshold=0.0), keep_prefix=False)
-    counts = class_counts(everything, oracle)
+    counts = class_counts(everything, oracle, inside=SEVERAL)
     assert alarm(counts, WORLD.round_law()) and not alarm(counts, WORLD.masses("draft"))
 
 
@@ -182,10 +184,11 @@ def test_the_class_law_is_within_its_bound(seed: int) -> None:
 
 
 def test_the_combined_rule_without_its_predictor_is_the_exact_rule() -> None:
-    """Nothing is kept by score, so classes have the target's law, and no token is lossy."""
+    """Nothing is kept by score, so classes have the target's law, and no token is lossy. Of several segments a round;
+    of one, test_pace.py has the law by enumeration."""
     oracle = Oracle(WORLD)
     judge = CombinedJudge(rule=ByScore(probes=oracle, threshold=2.0))
-    counts = class_counts(judge, oracle)
+    counts = class_counts(judge, oracle, inside=SEVERAL)
     assert not alarm(counts, WORLD.masses("target"))
     assert not any(step.n_lossy for step in answer(judge, oracle))
 
@@ -294,7 +297,7 @@ def test_lossy_tokens_never_exceed_their_share(most: float, kind: str) -> None:
     reasons = set()
     for seed in range(3):
         written = lossy = 0
-        for step in answer(judge, oracle, seed):
+        for step in answer(judge, oracle, seed, inside={**SEVERAL, "max_segments": 1 + seed}):
             written, lossy = written + len(step.ids), lossy + step.n_lossy
             assert lossy <= most * written
             reasons |= {step.judged.reason} if step.judged else set()
@@ -310,9 +313,10 @@ def test_top_2_is_a_shortcut() -> None:
     assert reasons >= {"top-2", "score"}
 
 
-def test_states_are_the_mean_of_the_rows_that_predicted_the_segment() -> None:
+@pytest.mark.parametrize("inside", [{}, SEVERAL], ids=str)
+def test_states_are_the_mean_of_the_rows_that_predicted_the_segment(inside: Any) -> None:
     """D42, D43: those of the pending token and of all drafted ones but the last, whatever was refused before; of both
-    models, and of the target also where one row of logits is computed."""
+    models, of each of several segments, and of the target also where one row of logits is computed."""
     seen: list[tuple[Floats, Floats]] = []
 
     class Noting(Oracle):
@@ -322,7 +326,7 @@ def test_states_are_the_mean_of_the_rows_that_predicted_the_segment() -> None:
 
     oracle, text, outcomes = Noting(WORLD), list(WORLD.prompt()), set[bool]()
     models = {role: WORLD.model(role) for role in ("target", "draft")}
-    for step in answer(paper(oracle), oracle, inside={"few_rows": True}, max_tokens=200):
+    for step in answer(paper(oracle), oracle, inside={"few_rows": True, **inside}, max_tokens=200):
         if step.judged is not None:
             outcomes.add(step.judged.n_kept > 0)
             rows = [text[-1], *oracle.ids[:-1]]
