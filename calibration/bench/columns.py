@@ -146,6 +146,12 @@ COLUMNS = (
         cell=_speed,
     ),
     Column(
+        head="model",
+        means="speed that the mode's counts of drafted tokens and passes predict, at what those cost in plain "
+        "decoding, the draft alone and the first exact mode with the draft model; reading the prompt is not in it",
+        cell=lambda row: _number(row.model_speed, 2),
+    ),
+    Column(
         head="tokens/s",
         means="of the answer, over the whole time, prompt included, median over problems",
         cell=lambda row: _estimate(row.tokens_per_second, 1),

@@ -5,9 +5,12 @@
     specreason:7    the target is asked to grade the segment 0-9 and it is kept from 7 on (arXiv 2504.07891)
     topk:2:4        drafts of 4 tokens: each is kept while it is among the target's 2 likeliest
     draft-alone     the draft model answers by itself
+    combined-random:0.3, combined-logprob:-0.5
+                    the exact rule first; where it stops early, as random and logprob say: `combined` without probes
 
 Segments are those of the bundle's boundary. One that is not kept is thrown away, its first tokens too, and the target
-writes one in its place: as published, and the same for all of these rules, so that they can be compared.
+writes one in its place: as published, and the same for all of these rules but the combined ones, so that they can be
+compared.
 
 It knows names and rules; what they gave is counted elsewhere.
 """
@@ -29,10 +32,12 @@ from semspec.runtime.llm import LLM
 from semspec.runtime.records import Verdict
 from semspec.runtime.review import Review
 from semspec.runtime.sampling import log_probabilities, rank, sample
+from semspec.runtime.semantic import CombinedJudge
 from semspec.runtime.tokenizer import Tokenizer
 
 __all__ = [
     "CONTROLS",
+    "AfterExact",
     "AtRandom",
     "ByGrade",
     "ByLogprob",
@@ -53,6 +58,7 @@ class AtRandom:
     """Keeps a segment with chance `rate`, whatever is in it."""
 
     rate: float
+    reason: ClassVar[str] = "random"
     lossy: ClassVar[bool] = True
     segments: ClassVar[bool] = True
 
@@ -64,7 +70,11 @@ class AtRandom:
         return self
 
     def judge(self, review: Review, rng: np.random.Generator) -> Verdict:
-        return _whole(review, rng.random() < self.rate)
+        return _whole(review, self.decide(review, rng.random())[0])
+
+    def decide(self, review: Review, chance: float) -> tuple[bool, Mapping[str, float]]:
+        """Whether the segment is kept, and the figures. chance: uniform in [0, 1)."""
+        return chance < self.rate, {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,7 @@ class ByLogprob:
     """Keeps a segment whose mean log-probability under the target itself is at least `least`."""
 
     least: float
+    reason: ClassVar[str] = "log-probability"
     lossy: ClassVar[bool] = True
     segments: ClassVar[bool] = True
 
@@ -83,7 +94,26 @@ class ByLogprob:
         return self
 
     def judge(self, review: Review, rng: np.random.Generator) -> Verdict:
-        return _whole(review, _mean_logprob(review) >= self.least)
+        return _whole(review, self.decide(review, 0.0)[0])
+
+    def decide(self, review: Review, chance: float) -> tuple[bool, Mapping[str, float]]:
+        """Whether the segment is kept, and the figures. chance: not used."""
+        mean = _mean_logprob(review)
+        return mean >= self.least, {"mean_logprob": mean}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterExact:
+    """Asks the exact rule first, and `rule` where that stops early: the judge of mode `combined` with another rule."""
+
+    rule: AtRandom | ByLogprob
+
+    @property
+    def name(self) -> str:
+        return f"combined-{self.rule.name}"
+
+    def prepare(self, tokenizer: Tokenizer) -> Judge:
+        return CombinedJudge(rule=self.rule, name=self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +269,9 @@ def parse_control(name: str) -> Mode | None:
         return CONTROLS[known](*numbers)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{name!r} is not a control; written as random:0.7 (0 to 1), logprob:-0.15, topk:2 or topk:2:8 (with draft "
-            f"length), specreason or specreason:7 (0 to 9), draft-alone"
+            f"{name!r} is not a control; written as random:0.7 (0 to 1), logprob:-0.15, combined-random:0.3, "
+            f"combined-logprob:-0.5, topk:2 or topk:2:8 (with draft length), specreason or specreason:7 (0 to 9), "
+            f"draft-alone"
         ) from None
 
 
@@ -269,7 +300,15 @@ def _draft_alone() -> Mode:
     return Mode(name="draft-alone", exact=False, spec=SpecConfig(mode="draft-alone", draft="model"))
 
 
-def _judged(rule: AtRandom | ByLogprob) -> Mode:
+def _combined_random(rate: str) -> Mode:
+    return _judged(AfterExact(rule=AtRandom(rate=_within(rate, 0, 1))))
+
+
+def _combined_logprob(least: str) -> Mode:
+    return _judged(AfterExact(rule=ByLogprob(least=_within(least, -math.inf, 0))))
+
+
+def _judged(rule: AtRandom | ByLogprob | AfterExact) -> Mode:
     return Mode(name=rule.name, exact=False, spec=SEGMENTS, control=rule)
 
 
@@ -304,6 +343,8 @@ SEGMENTS = SpecConfig(mode="judged", draft="model")
 CONTROLS: Mapping[str, Callable[..., Mode]] = {
     "random": _random,
     "logprob": _logprob,
+    "combined-random": _combined_random,
+    "combined-logprob": _combined_logprob,
     "topk": _topk,
     "specreason": _specreason,
     "draft-alone": _draft_alone,

@@ -11,7 +11,7 @@ from typing import Any
 from semspec.calibration.bench.records import Problem
 from semspec.runtime.errors import CalibrationError
 
-__all__ = ["fingerprint", "read_problems"]
+__all__ = ["fingerprint", "question_sha256", "read_problems"]
 
 
 def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
@@ -47,6 +47,11 @@ def fingerprint(problems: Sequence[Problem]) -> str:
     """sha256 of what is asked and expected, in this order; the file they came from does not matter."""
     rows = [[problem.id, problem.question, problem.answer] for problem in problems]
     return hashlib.sha256(json.dumps(rows).encode("ascii")).hexdigest()
+
+
+def question_sha256(problem: Problem) -> str:
+    """sha256 of what is asked, by which it is known again under another id; white space does not matter."""
+    return hashlib.sha256(" ".join(problem.question.split()).encode("utf-8")).hexdigest()
 
 
 def _problem(line: bytes, where: str) -> Problem:

@@ -1,6 +1,7 @@
 """Ways to decode by name, such as `lossless-block:8`: drafter, rule and, after the colon, most tokens of a draft.
 
     semantic:0.1, combined:0.1    a semantic mode at this risk; 0 is exact
+    combined-whole:0.1            without stopping where the draft is unsure
     semantic-paper, -strict       by the ratio of the two probes, as published and without chance
 
 The names of lossy controls, such as `random:0.7`, are those of controls.py.
@@ -32,7 +33,11 @@ MODES: Mapping[str, Mode] = {
 }
 """The exact ones."""
 
-BY_RISK = ("semantic", "combined")
+BY_RISK: Mapping[str, SpecConfig] = {
+    "semantic": SpecConfig(mode="semantic", draft="model"),
+    "combined": SpecConfig(mode="combined", draft="model"),
+    "combined-whole": SpecConfig(mode="combined", draft="model", adaptive="off"),
+}
 BY_RATIO: Mapping[str, Mode] = {
     mode.name: mode
     for mode in (
@@ -102,4 +107,4 @@ def _at_risk(mode: str, written: str) -> Mode:
         raise ConfigError(f"a risk is a number from 0 to 1, as in {mode}:0.1; got '{mode}:{written}'")
     risk += 0.0  # no minus at 0
     name = f"{mode}:{repr(risk).removesuffix('.0')}"
-    return Mode(name=name, exact=risk == 0, spec=SpecConfig(mode=mode, draft="model", risk=risk))
+    return Mode(name=name, exact=risk == 0, spec=replace(BY_RISK[mode], risk=risk))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from semspec.calibration.bench.cost_model import Costs, measure_costs, predict_speed
 from semspec.calibration.bench.records import PLAIN, Mode, Result
 
 __all__ = ["Estimate", "ModeRow", "Table", "first_difference", "summarize"]
@@ -44,9 +45,10 @@ class ModeRow:
     tokens_per_pass: generated tokens over target passes after the prompt. draft_share: generated tokens the draft
     wrote; lossy_share: those that need not follow the target's law, of a lossy mode. phase_ms: mean
     milliseconds of one answer by phase. speed_ratio: median over problems of this mode's tokens/s over plain
-    decoding's on the same problem. What is held against plain decoding is None without it in the run, and for
-    itself. divergences: results whose ids differ from plain decoding's for the same problem, seed and repeat; None
-    where they may: a lossy mode, a peer, or sampling. peak_mib: most memory of a peer's process.
+    decoding's on the same problem; model_speed: what cost_model.py makes of the mode's counts. What is held against
+    plain decoding is None without it in the run, and for itself. divergences: results whose ids differ from plain
+    decoding's for the same problem, seed and repeat; None where they may: a lossy mode, a peer, or sampling.
+    peak_mib: most memory of a peer's process.
     """
 
     mode: str
@@ -66,6 +68,7 @@ class ModeRow:
     phase_ms: Mapping[str, float]
     speed_ratio: Estimate | None
     divergences: int | None
+    model_speed: float | None = None
     peer: bool = False
     peak_mib: float | None = None
 
@@ -90,8 +93,8 @@ class Table:
 def summarize(results: Sequence[Result], modes: Sequence[Mode], *, greedy: bool) -> Table:
     """The table of complete results: every mode must have at least one."""
     by_mode = {mode.name: [result for result in results if result.cell.mode == mode.name] for mode in modes}
-    plain = by_mode.get(PLAIN, [])
-    rows = tuple(_row(mode, by_mode[mode.name], plain, greedy=greedy) for mode in modes)
+    plain, costs = by_mode.get(PLAIN, []), measure_costs(by_mode, modes)
+    rows = tuple(_row(mode, by_mode[mode.name], plain, costs, greedy=greedy) for mode in modes)
     peers = {mode.name for mode in modes if mode.peer}
     ours = [result.peak_mib for result in results if result.cell.mode not in peers]
     return Table(rows=rows, greedy=greedy, peak_mib=max(ours, default=0.0))
@@ -106,13 +109,16 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     return None if len(ids) == len(others) else min(len(ids), len(others))
 
 
-def _row(mode: Mode, results: Sequence[Result], plain: Sequence[Result], *, greedy: bool) -> ModeRow:
+def _row(
+    mode: Mode, results: Sequence[Result], plain: Sequence[Result], costs: Costs | None, *, greedy: bool
+) -> ModeRow:
     held = plain if mode.name != PLAIN else []
     speeds = _by_problem(results, _speed, np.median)
     right = _by_problem(results, _right, np.mean)
     drafted = _total(result.num_draft_tokens for result in results)
     accepted = _total(result.num_accepted_draft_tokens for result in results)
     generated = sum(result.generated_tokens for result in results)
+    passes = _total(result.num_rounds for result in results)
     return ModeRow(
         mode=mode.name,
         exact=mode.exact,
@@ -125,12 +131,15 @@ def _row(mode: Mode, results: Sequence[Result], plain: Sequence[Result], *, gree
         mean_tokens=float(np.mean(list(_by_problem(results, _length, np.mean).values()))),
         truncated=float(np.mean([result.finish_reason == "length" for result in results])),
         acceptance=_share(accepted, drafted),
-        tokens_per_pass=_share(generated, _total(result.num_rounds for result in results)),
+        tokens_per_pass=_share(generated, passes),
         draft_share=_share(_total(result.n_from_draft for result in results), generated),
         lossy_share=_share(sum(result.n_lossy for result in results), generated) if mode.lossy else None,
         phase_ms=_phases(results),
         speed_ratio=_estimate(_paired(np.divide, speeds, _by_problem(held, _speed, np.median)), np.median),
         divergences=_divergences(results, held) if mode.exact and greedy and held else None,
+        model_speed=predict_speed(costs, generated=generated, drafted=drafted, passes=passes)
+        if costs and drafted and passes and not mode.peer
+        else None,
         peer=mode.peer,
         peak_mib=max(result.peak_mib for result in results) if mode.peer else None,
     )

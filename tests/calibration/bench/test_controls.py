@@ -21,6 +21,7 @@ from semspec.calibration.bench import controls
 from semspec.calibration.bench.controls import (
     CONTROLS,
     QUESTION,
+    AfterExact,
     AtRandom,
     ByGrade,
     ByLogprob,
@@ -333,7 +334,8 @@ def test_numbers_that_mean_nothing_are_refused(name: str) -> None:
 def test_other_names_are_none_of_ours() -> None:
     """modes.py asks us first."""
     assert parse_control("lossless:8") is None and parse_control("") is None
-    assert set(CONTROLS) == {"random", "logprob", "topk", "specreason", "draft-alone"}
+    combined = {"combined-random", "combined-logprob"}
+    assert set(CONTROLS) == {"random", "logprob", "topk", "specreason", "draft-alone"} | combined
     topk = parse_control("topk:2:8")
     assert topk is not None and topk.spec == SpecConfig(mode="judged", draft="model", num_draft_tokens=8)
     with pytest.raises(ConfigError, match="named twice"):
@@ -342,3 +344,23 @@ def test_other_names_are_none_of_ours() -> None:
         len(parse_modes(["random:0.5", "random:0.6", "logprob:-0.5", "specreason:5", "topk:2", "topk:3"]))
         == 6
     )
+
+
+# After the exact rule
+
+
+def test_combined_controls_keep_what_is_exact_and_ask_their_rule_about_the_rest(letters: Tokenizer) -> None:
+    """What `combined` asks its probes is asked here of chance: with rate 0 nothing is lossy, with 1 all of a draft
+    stays, and what the exact rule had not kept is counted as lossy."""
+    review = review_of(LAW, (0, 3))
+    exact = review.exact()
+    never = AfterExact(rule=AtRandom(rate=0)).prepare(letters).judge(review, RNG)
+    always = AfterExact(rule=AtRandom(rate=1)).prepare(letters).judge(review, RNG)
+    assert exact.keep < 2
+    assert (never.keep, never.n_exact, never.extra, never.target_writes) == (
+        exact.keep,
+        exact.keep,
+        exact.extra,
+        True,
+    )
+    assert (always.keep, always.n_exact, always.extra) == (2, exact.keep, None)

@@ -26,14 +26,22 @@ def test_names_say_drafter_rule_and_length() -> None:
 
 def test_semantic_modes_are_named_by_their_risk() -> None:
     """A name without one says which it is; at risk 0 the promise is that of exact modes; the ratio has none."""
-    names = ["semantic", "combined:0.05", "combined:0", "semantic-paper", "semantic-strict"]
+    names = [
+        "semantic",
+        "combined:0.05",
+        "combined:0",
+        "combined-whole:0.2",
+        "semantic-paper",
+        "semantic-strict",
+    ]
     modes = parse_modes(names)
     assert [mode.name for mode in modes] == ["semantic:0.1", *names[1:]]
-    assert [mode.exact for mode in modes] == [False, False, True, False, False]
+    assert [mode.exact for mode in modes] == [False, False, True, False, False, False]
     assert [mode.spec for mode in modes] == [
         SpecConfig(mode="semantic", draft="model", risk=0.1),
         SpecConfig(mode="combined", draft="model", risk=0.05),
         SpecConfig(mode="combined", draft="model", risk=0),
+        SpecConfig(mode="combined", draft="model", risk=0.2, adaptive="off"),
         SpecConfig(mode="semantic", draft="model", preset="paper"),
         SpecConfig(mode="semantic", draft="model", preset="strict"),
     ]
