@@ -20,7 +20,7 @@ SOURCES := pyproject.toml constraints.txt LICENSE \
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.demo  ## export a real pair of models into one bundle and answer a question with it
+demo: $(VENV)/.demo  ## export a real pair into one bundle, calibrate it quickly, answer a question in three ways
 	$(BIN)/semspec demo $(ARGS)
 
 test: $(VENV)/.test  ## run the tests against the installed package
@@ -46,9 +46,9 @@ $(VENV)/.made:
 
 # build/lib keeps deleted modules and would ship them.
 $(VENV)/.demo: $(VENV)/.made $(SOURCES)
-	@echo "installing semspec with its default engine and exporter into $(VENV)"
+	@echo "installing semspec with its default engine, the exporter and plots into $(VENV)"
 	@rm -rf build/lib build/bdist.*
-	$(INSTALL) '.[cpu,export]'
+	$(INSTALL) '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made $(SOURCES)

@@ -24,17 +24,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from semspec.calibration.bench.journal import lock_folder
+from semspec import calibration, export, models, runtime
+from semspec.calibration import encoders, equivalence, equivalence_neural, numerals
+from semspec.calibration.bench.data import question_sha256
 from semspec.calibration.bench.machine import describe_machine
 from semspec.calibration.bench.records import Problem
 from semspec.calibration.collect import collect
 from semspec.calibration.collection import Collection, CollectSettings, join_collections, open_collection
+from semspec.calibration.contexts import SLOTS
 from semspec.calibration.dataset import LABELS, Dataset, build_dataset, classify
 from semspec.calibration.findings import Findings
 from semspec.calibration.learn import LearnSettings, learn
+from semspec.calibration.networks import SIZES
+from semspec.calibration.own_code import code_sha256
 from semspec.calibration.probe_folder import install, read_calibration, save_learned
 from semspec.calibration.relations import NEURAL, Asked, Relation, open_relation
 from semspec.calibration.rollouts import find_outcomes
+from semspec.calibration.run_folder import WorkFolder
 from semspec.export.staging import staged
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.errors import CalibrationError, ConfigError
@@ -42,13 +48,15 @@ from semspec.runtime.features import segment_text
 from semspec.runtime.records import Progress
 from semspec.runtime.segments import Boundary, Segmenter
 from semspec.runtime.tokenizer import Tokenizer
-from semspec.runtime.typed import plain, shown
+from semspec.runtime.typed import plain
 
 __all__ = ["CalibrateSettings", "Calibrated", "calibrate", "collect_shard", "default_work", "join_work"]
 
 SAMPLES, OUTCOMES = "samples", "outcomes"
 OURS = re.compile(rf"{SAMPLES}|{OUTCOMES}|asked-\w+\.jsonl|\.?learned-\w+(\.partial)?|\.{SAMPLES}\.partial")
 KEY_LETTERS = 12
+CODE = code_sha256(models, runtime, export, calibration)
+RELATIONS_CODE = code_sha256(encoders, equivalence, equivalence_neural, numerals)
 STRANGERS = (
     "math-verify",
     "onnxruntime-genai",
@@ -74,6 +82,10 @@ class CalibrateSettings:
     def __post_init__(self) -> None:
         if self.label not in LABELS:
             raise ConfigError(f"label must be one of {', '.join(LABELS)}, got {self.label!r}")
+        if self.label == "outcome" and self.collecting.n_contexts < len(SLOTS):
+            raise ConfigError(
+                f"outcomes need all {len(SLOTS)} contexts of a question, got {self.collecting.n_contexts}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +124,7 @@ def calibrate(
     opened = _check(bundle, settings, out)
     _check_number(problems, settings.learning)
     relation = settings.relation.describe()
-    with _Work(work):
+    with WorkFolder(work, OURS):
         collection = collect(
             bundle,
             problems,
@@ -142,7 +154,8 @@ def calibrate(
             made = learn(dataset, settings.learning, on_progress)
             origin = _origin(opened, collection, relation, settings)
             with staged(learned) as folder:
-                save_learned(folder, made, dataset, collection.run, origin)
+                used = [question_sha256(one) for one in problems if one.id in dataset.questions]
+                save_learned(folder, made, dataset, collection.run, origin, used)
         folder, is_new = install(learned, opened, out)
         findings = read_calibration(learned).findings
         return Calibrated(folder=folder, findings=findings, is_new=is_new, missing=len(collection.missing))
@@ -163,7 +176,7 @@ def collect_shard(
     """Only collect, and only the i-th of n parts of the questions; join_work puts the parts together. Raises as
     calibrate."""
     Bundle.open(bundle)
-    with _Work(work):
+    with WorkFolder(work, OURS):
         return collect(
             bundle,
             problems,
@@ -199,36 +212,12 @@ def default_work(bundle: Path) -> Path:
     return place.with_name(f"{place.name}.calibration")
 
 
-class _Work:
-    """The work folder, made if it is missing, for this process alone. A context manager; one that stays empty goes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            strangers = sorted(path.name for path in folder.iterdir() if not OURS.fullmatch(path.name))
-        except OSError as error:
-            raise CalibrationError(
-                f"{folder} cannot be used: {error.strerror or error}; give another --work"
-            ) from None
-        if strangers:
-            raise ConfigError(f"{folder} holds {shown(strangers[0])}; give a --work folder of its own")
-        self._lock = lock_folder(folder, other="--work")
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
-        for folder in (self._folder / SAMPLES, self._folder):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-
-
 def _check(bundle: Path, settings: CalibrateSettings, out: Path | None) -> Bundle:
     """What can be refused is refused before hours of collecting."""
     opened = Bundle.open(bundle)
-    needed = ["torch", "matplotlib", *(["optimum"] if settings.relation.name in NEURAL else [])]
+    networks = {*settings.learning.probes, settings.learning.paper_probe} & SIZES.keys()
+    neural = settings.relation.name in NEURAL
+    needed = ["matplotlib", *(["torch"] if networks or neural else []), *(["optimum"] if neural else [])]
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise CalibrationError(
             f"calibrating needs {missing[0]}; install it with: pip install 'semspec[calibrate]'"
@@ -274,7 +263,7 @@ def _read(
     on_progress: Progress | None,
 ) -> Dataset:
     """The collection as arrays, what the relation says asked or looked up."""
-    path = work / f"asked-{_hash([collection.run.fingerprint, relation])}.jsonl"
+    path = work / f"asked-{_hash([collection.run.fingerprint, relation, RELATIONS_CODE])}.jsonl"
     tokenizer = Tokenizer.open(bundle.tokenizer)
     segmenter = Segmenter(collection.run.boundary, tokenizer.token_bytes, tokenizer.eos_ids)
     with open_relation(settings.relation, threads=threads) as opened, Asked(opened, path) as asked:
@@ -309,7 +298,7 @@ def _key(
     outcomes: Mapping[str, Sequence[float]] | None,
     settings: CalibrateSettings,
 ) -> str:
-    """Names all that learning depends on, this version of semspec and of torch included."""
+    """Names all that learning depends on, this very code and the version of torch included."""
     said = [
         replace(collection.run, shard=(1, 1)).fingerprint,
         [cell.file for cell in collection.missing],
@@ -318,9 +307,18 @@ def _key(
         settings.label,
         plain(settings.learning),
         settings.source,
-        [metadata.version(name) for name in ("semspec", "torch", "numpy")],
+        CODE,
+        [_version(name) for name in ("semspec", "torch", "numpy")],
     ]
     return _hash(said)
+
+
+def _version(name: str) -> str:
+    """Linear predictors are learned without torch."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _hash(said: object) -> str:
@@ -331,7 +329,7 @@ def _hash(said: object) -> str:
 def _origin(
     bundle: Bundle, collection: Collection, relation: Mapping[str, Any], settings: CalibrateSettings
 ) -> dict[str, Any]:
-    """For people: nothing of it is read back. No time and no path: the same run gives the same bytes."""
+    """For people; a check reads `samples` and `equivalence` back. No time and no path: the same run, the same bytes."""
     run = collection.run
     return {
         "models": {role: model.name for role, model in bundle.manifest.models.items()},

@@ -11,16 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from semspec.calibration.check.cli import check
+
 if TYPE_CHECKING:
     from semspec.calibration.bench.records import Problem
     from semspec.calibration.calibrate import Calibrated, CalibrateSettings
     from semspec.calibration.collection import Collection
     from semspec.runtime.records import Progress
 
-__all__ = ["calibrate", "parse_shard", "show_progress"]
+__all__ = ["calibrate", "parse_shard", "read_questions", "show_progress"]
 
 QUESTIONS = 150
 RANGES = ("--target", "--ranges")
+USAGES = (
+    "BUNDLE [OPTIONS]",
+    "join DIR DIR.. --out DIR",
+    "check BUNDLE [OPTIONS]",
+    "compare PROBES PROBES..",
+    "--target T --ranges FILE [OPTIONS]",
+)
 
 
 class _Calibrate(click.Group):
@@ -33,7 +42,7 @@ class _Calibrate(click.Group):
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for line in ("BUNDLE [OPTIONS]", "join DIR DIR.. --out DIR", "--target T --ranges FILE [OPTIONS]"):
+        for line in USAGES:
             formatter.write_usage(ctx.command_path, line)
 
 
@@ -58,7 +67,8 @@ def calibrate() -> None:
     """Make what decisions rest on: probes and thresholds of a bundle, or ranges for quantizers.
 
     `semspec calibrate run --help` lists the options of the first, `semspec calibrate ranges --help` those of the
-    second; the words `run` and `ranges` may be left out. `join` puts what shards collected together.
+    second; the words `run` and `ranges` may be left out. `join` puts what shards collected together, `check` holds
+    the thresholds against other questions.
     """
 
 
@@ -94,6 +104,13 @@ def calibrate() -> None:
     default="8,4",
     show_default=True,
     help="Of draft and target in each context.",
+)
+@click.option(
+    "--per-question",
+    type=int,
+    default=3,
+    show_default=True,
+    help="Contexts of a question: 3, or fewer of more questions, which bounds gain by.",
 )
 @click.option("--probes", help="Sizes of probe to try; the last is the ratio's.  [default: linear,mlp2,mlp4]")
 @click.option("--temperature", type=float, default=0.6, show_default=True, help="Of the samples.")
@@ -137,7 +154,7 @@ def run(
     from semspec.calibration.calibrate import collect_shard, default_work
 
     started = time.monotonic()
-    problems, source = _questions(contexts, questions, options["seed"])
+    problems, source = read_questions(contexts, questions, options["seed"])
     settings, limits = _settings(options, source)
     place = work or default_work(bundle)
     if shard != (1, 1):
@@ -166,6 +183,18 @@ def join(folders: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from semspec.calibration.calibrate import join_work
 
     _tell_collection(out, join_work(folders, out), as_json)
+
+
+@calibrate.command()
+@click.argument("folders", metavar="PROBES..", type=click.Path(path_type=Path), nargs=-1, required=True)
+def compare(folders: tuple[Path, ...]) -> None:
+    """Put calibrations of one pair on the same questions beside each other, to choose a boundary.
+
+    Each PROBES is a folder that `semspec calibrate BUNDLE --boundary B --out PROBES --work DIR` made.
+    """
+    from semspec.calibration.comparison import format_comparison, read_compared
+
+    click.echo(format_comparison(read_compared(folders)))
 
 
 @calibrate.command(short_help="Measure what a model's linears read, for quantizers.")
@@ -226,7 +255,7 @@ def ranges(
         click.echo(json.dumps(line))
 
 
-def _questions(contexts: Path | None, n: int | None, seed: int) -> tuple[list[Problem], str]:
+def read_questions(contexts: Path | None, n: int | None, seed: int) -> tuple[list[Problem], str]:
     """The questions, and where they are from, for people."""
     from semspec.calibration.bench.data import read_problems
     from semspec.calibration.problems import generate_problems
@@ -250,6 +279,7 @@ def _settings(options: dict[str, Any], source: str) -> tuple[CalibrateSettings, 
         collecting=CollectSettings(
             n_draft=n_draft,
             n_target=n_target,
+            n_contexts=options["per_question"],
             temperature=options["temperature"],
             top_p=options["top_p"],
             seed=options["seed"],
@@ -305,6 +335,9 @@ def _tell_collection(work: Path, found: Collection, as_json: bool) -> None:
     if as_json:
         line = {"work": str(work), "shard": [index, count], "contexts": ready, "missing": len(found.missing)}
         click.echo(json.dumps(line))
+
+
+calibrate.add_command(check)
 
 
 @contextmanager

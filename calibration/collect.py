@@ -1,6 +1,8 @@
 """Collect: for every question its contexts, in every context samples of both models, and what both make of them.
 
-    for each question and slot:  context -> N draft samples, read by the target -> N target samples -> one file
+    for each question and slot:  context -> N draft samples -> N target samples, and the draft's read -> one file
+
+What the models write after a question's prompt is collected first, and the other slots begin with it.
 
 It decides what is collected, in which order and until when; segments are writing.py's, files collection.py's.
 """
@@ -11,15 +13,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from semspec.calibration.bench.data import fingerprint
 from semspec.calibration.bench.records import Problem
-from semspec.calibration.collection import FORMAT, Collecting, Collection, CollectionRun, CollectSettings
+from semspec.calibration.collection import (
+    FORMAT,
+    Cell,
+    Collecting,
+    Collection,
+    CollectionRun,
+    CollectSettings,
+)
 from semspec.calibration.contexts import check_prompts, make_context
 from semspec.calibration.pair import Pair, open_pair, rng_for
 from semspec.calibration.records import Context, Sample
-from semspec.calibration.writing import Written, read_segment, write_segments
+from semspec.calibration.writing import Author, Written, write_segments
 from semspec.runtime.bundle import ROLES, Bundle
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import CalibrationError, ConfigError
@@ -70,7 +77,12 @@ def collect(
                     break
                 problem = problems[cell.question]
                 context = make_context(
-                    pair, problem, cell.slot, max_segments=settings.max_segments, seed=settings.seed
+                    pair,
+                    problem,
+                    cell.slot,
+                    max_segments=settings.max_segments,
+                    seed=settings.seed,
+                    begun=_begun(collecting.collection, cell),
                 )
                 samples = [] if context is None else sample_context(pair, context, settings)
                 collecting.add(cell, context, samples)
@@ -81,50 +93,65 @@ def collect(
 
 
 def sample_context(pair: Pair, context: Context, settings: CollectSettings) -> list[Sample]:
-    """Samples of the draft, then of the target, the greedy one of each first; the draft's read by the target too."""
-    found = []
-    for author, n in (("draft", settings.n_draft), ("target", settings.n_target)):
-        chances: list[np.random.Generator | None] = [None]
-        chances += [rng_for(settings.seed, context.id, author, number) for number in range(n)]
-        written = write_segments(
-            pair.models[author],
-            context.ids,
-            chances,
-            segmenter=pair.segmenter,
-            sampling=pair.sampling,
-            n_ids=pair.n_ids(author),
-        )
-        forced = _teacher_force(pair, context, written) if author == "draft" else {}
-        for number, segment in enumerate(written):
-            readings = {author: segment.reading}
-            if forced:
-                readings["target"] = forced[segment.ids]
-            found.append(
-                Sample(
-                    context=context.id,
-                    author=author,
-                    greedy=number == 0,
-                    ids=segment.ids,
-                    text=_text(pair, context, segment.ids),
-                    readings=readings,
-                )
-            )
-    return found
+    """Samples of the draft, then of the target, the greedy one of each first; the draft's read by the target too, in
+    the passes in which it writes its own."""
+    numbers = {"draft": range(settings.n_draft), "target": range(settings.n_target)}
+    authors: dict[str, list[Author]] = {
+        role: [None, *(rng_for(settings.seed, context.id, role, number) for number in numbers[role])]
+        for role in numbers
+    }
+    drafted = _write(pair, "draft", context, authors["draft"])
+    given = dict.fromkeys(segment.ids for segment in drafted)
+    found = _write(pair, "target", context, [*authors["target"], *given])
+    written, read = found[: len(authors["target"])], found[len(authors["target"]) :]
+    said = {segment.ids: segment.reading for segment in read}
+    return [
+        *(
+            _sample(pair, context, number, segment, draft=segment.reading, target=said[segment.ids])
+            for number, segment in enumerate(drafted)
+        ),
+        *(
+            _sample(pair, context, number, segment, target=segment.reading)
+            for number, segment in enumerate(written)
+        ),
+    ]
 
 
-def _teacher_force(
-    pair: Pair, context: Context, written: Sequence[Written]
-) -> dict[tuple[int, ...], Reading]:
-    """What the target makes of each segment; equal ones are read once."""
-    model, n_ids = pair.models["target"], pair.n_ids("target")
-    distinct = dict.fromkeys(segment.ids for segment in written)
-    return {ids: read_segment(model, context.ids, ids, n_ids=n_ids) for ids in distinct}
+def _write(pair: Pair, role: str, context: Context, authors: Sequence[Author]) -> list[Written]:
+    return write_segments(
+        pair.models[role],
+        context.ids,
+        authors,
+        segmenter=pair.segmenter,
+        sampling=pair.sampling,
+        n_ids=pair.n_ids(role),
+    )
 
 
-def _text(pair: Pair, context: Context, ids: Sequence[int]) -> str:
-    """What a segment adds to the context's text, control tokens left out."""
+def _sample(pair: Pair, context: Context, number: int, segment: Written, **readings: Reading) -> Sample:
+    """The `number`-th of its author, who is the first of those that read it."""
     stream = pair.tokenizer.stream(context.ids)
-    return stream.push(ids) + stream.finish()
+    return Sample(
+        context=context.id,
+        author=next(iter(readings)),
+        greedy=number == 0,
+        ids=segment.ids,
+        text=stream.push(segment.ids) + stream.finish(),  # control tokens are left out
+        readings=readings,
+    )
+
+
+def _begun(collection: Collection, cell: Cell) -> dict[str, tuple[int, ...]] | None:
+    """What both models have drawn after this question's prompt, one segment each; each slot has others.
+
+    Read from the disk, so that a run which goes on begins as the one that was killed.
+    """
+    number = {"target": 0, "mixed": 1}.get(cell.slot)
+    if number is None or "prompt" not in collection.run.slots(cell.question):
+        return None
+    _, samples = collection.read(Cell(cell.question, "prompt"))
+    drawn = {role: [one.ids for one in samples if one.author == role and not one.greedy] for role in ROLES}
+    return {role: segments[number] for role, segments in drawn.items()}
 
 
 def _check_request(problems: Sequence[Problem], shard: tuple[int, int], budget: float | None) -> None:

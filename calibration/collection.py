@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -41,7 +41,7 @@ __all__ = [
     "open_collection",
 ]
 
-FORMAT = 1
+FORMAT = 2  # 1: every context drawn anew, every segment read in a pass of its own
 _FILE = re.compile(rf"(\d{{5,}})-({'|'.join(SLOTS)})\.safetensors")
 _WRITING = re.compile(rf"\.(?:{_FILE.pattern})\.writing")
 
@@ -52,12 +52,15 @@ class CollectSettings:
 
     n_draft, n_target: samples of each model in a context, beside its greedy one; more of the target's: finer labels,
     more of the draft's: more of them. max_segments: of the longest prefix; more: contexts further into an answer, and
-    slower. temperature, top_p: as at run time. seed: of all chances.
+    slower. n_contexts: of each question; fewer than all: contexts.SLOTS take turns from question to question. More
+    questions with fewer contexts cost as much and give tighter bounds. temperature, top_p: as at run time. seed: of all
+    chances.
     """
 
     n_draft: int = 8
     n_target: int = 4
     max_segments: int = 6
+    n_contexts: int = field(default=len(SLOTS), metadata={"left_out_by_default": True})
     temperature: float = 0.6
     top_p: float = 0.95
     seed: int = 0
@@ -71,6 +74,8 @@ class CollectSettings:
                 )
         if self.max_segments < 1:
             raise ConfigError(f"max_segments must be at least 1, got {self.max_segments}")
+        if not 1 <= self.n_contexts <= len(SLOTS):
+            raise ConfigError(f"n_contexts must be 1 to {len(SLOTS)}, got {self.n_contexts}")
         if not 0 < self.temperature < 100:
             raise ConfigError(
                 f"temperature must be above 0 and below 100, got {self.temperature}: samples at 0 are all alike"
@@ -116,8 +121,13 @@ class CollectionRun:
         """Cells of this shard in the order collected: all of a question's together, questions dealt like cards."""
         index, count = self.shard
         for question in range(index - 1, len(self.questions), count):
-            for slot in SLOTS:
+            for slot in self.slots(question):
                 yield Cell(question, slot)
+
+    def slots(self, question: int) -> tuple[str, ...]:
+        """Those of a question's number, in the order collected."""
+        dealt = {SLOTS[(question + place) % len(SLOTS)] for place in range(self.settings.n_contexts)}
+        return tuple(slot for slot in SLOTS if slot in dealt)
 
     @property
     def fingerprint(self) -> str:

@@ -47,6 +47,7 @@ __all__ = [
     "LayerScores",
     "LearnSettings",
     "run_contest",
+    "signal_scores",
 ]
 
 PROBE_SIZES = (LINEAR, *SIZES)
@@ -192,7 +193,10 @@ def run_contest(
         entries[name] = _stack_on(table, name, entries[base], stacked, option)
     ratio = fit_ratio(dataset, folds_of, settings.n_folds, settings.paper_probe, settings.seed, step)
     scored = [
-        *(_single(dataset, name, says) for name, says in SINGLE.items()),
+        *(
+            Scored(name=name, says=SINGLE[name], kind="signal", scores=scores)
+            for name, scores in signal_scores(dataset).items()
+        ),
         *(entry.scored for entry in entries.values() if entry.probe is None),
         *of_states,
         *(entry.scored for entry in entries.values() if entry.probe is not None),
@@ -263,9 +267,13 @@ def _fitted(table: Table, name: str, says: str, logits: Array, shares: Array, pr
     )
 
 
-def _single(dataset: Dataset, name: str, says: str) -> Scored:
-    values = dataset.draft.feature(name).astype(np.float64)
-    return Scored(name=name, says=says, kind="signal", scores=-values if name in NEGATED else values)
+def signal_scores(dataset: Dataset) -> dict[str, Array]:
+    """Each single signal of the draft's rows (n,), more of it speaking for a segment."""
+    found = {}
+    for name in SINGLE:
+        values = dataset.draft.feature(name).astype(np.float64)
+        found[name] = -values if name in NEGATED else values
+    return found
 
 
 def _score_ratio(ratio: Ratio) -> list[Scored]:

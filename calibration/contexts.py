@@ -7,13 +7,13 @@ bench.data.read_problems or problems.generate_problems.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from semspec.calibration.bench.answering import chat_of
 from semspec.calibration.bench.records import Problem
 from semspec.calibration.pair import Pair, rng_for
 from semspec.calibration.records import Context
-from semspec.calibration.writing import write_segments
+from semspec.calibration.writing import draw_segment
 from semspec.runtime.errors import CalibrationError
 from semspec.runtime.tokenizer import Tokenizer
 
@@ -45,25 +45,38 @@ def check_prompts(pair: Pair, problems: Sequence[Problem]) -> None:
             )
 
 
-def make_context(pair: Pair, problem: Problem, slot: str, *, max_segments: int, seed: int) -> Context | None:
-    """One of SLOTS of a question; the same for the same seed and models.
+def make_context(
+    pair: Pair,
+    problem: Problem,
+    slot: str,
+    *,
+    max_segments: int,
+    seed: int,
+    begun: Mapping[str, tuple[int, ...]] | None = None,
+) -> Context | None:
+    """One of SLOTS of a question; the same for the same seed, models and `begun`.
 
     `prompt`: the question alone. `target`: and 1 to `max_segments` segments drawn from the target, as many as chance
     says. `mixed`: the same number by whom a coin says, the last by the draft. Fewer where the answer ends, the context
     is full, or the target writes an id that the draft lacks; None where that leaves no segment.
+
+    begun: author -> a segment that it has drawn after the prompt already, for the first one; that is not drawn again.
     """
     ids = prompt_ids(pair.tokenizer, problem)
     authors = _plan(problem, slot, max_segments=max_segments, seed=seed)
     n_written = 0
     for number, author in enumerate(authors):
-        segment = write_segments(
-            pair.models[author],
-            ids,
-            [rng_for(seed, problem.id, slot, "segment", number)],
-            segmenter=pair.segmenter,
-            sampling=pair.sampling,
-            n_ids=pair.n_ids(author),
-        )[0].ids
+        if number == 0 and begun is not None:
+            segment = begun[author]
+        else:
+            segment = draw_segment(
+                pair.models[author],
+                ids,
+                rng_for(seed, problem.id, slot, "segment", number),
+                segmenter=pair.segmenter,
+                sampling=pair.sampling,
+                n_ids=pair.n_ids(author),
+            )
         if segment[-1] in pair.segmenter.stop_ids or max(segment) >= pair.n_ids("draft"):
             break
         if len(ids) + len(segment) > pair.longest_context:

@@ -19,6 +19,7 @@ from semspec.runtime.bundle import ROLES, Bundle
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import CalibrationError
 from semspec.runtime.model import CachedModel
+from semspec.runtime.opening import check_openable, model_file
 from semspec.runtime.segments import Boundary, Segmenter
 from semspec.runtime.tokenizer import Tokenizer
 
@@ -65,13 +66,14 @@ def open_pair(
         )
     tokenizer = Tokenizer.open(bundle.tokenizer)
     segmenter = Segmenter(boundary or bundle.manifest.boundary, tokenizer.token_bytes, tokenizer.eos_ids)
+    for role in ROLES:
+        check_openable(bundle, role, backend)
     engine = open_backend(backend, threads=threads, spin=False)  # they take turns on the same cores
     with ExitStack() as stack:
         models = {}
         for role in ROLES:
-            spec = bundle.model(role).graphs[engine.name]
-            model = CachedModel(engine, bundle.graph_file(role, engine.name), spec)
-            models[role] = stack.enter_context(model)
+            file, spec = model_file(bundle, role, engine)
+            models[role] = stack.enter_context(CachedModel(engine, file, spec))
         yield Pair(models=models, tokenizer=tokenizer, segmenter=segmenter, sampling=sampling)
 
 

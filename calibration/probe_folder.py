@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,14 @@ GATE_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What calibration.json says. origin: what was calibrated, on what and how, for people."""
+    """What calibration.json says. origin: what was calibrated, on what and how, for people; of it a check reads
+    `samples` and `equivalence` back. questions: data.question_sha256 of each that was used, sorted; none where it was
+    not written down."""
 
     format: int
     findings: Findings
     origin: Mapping[str, Any]
+    questions: tuple[str, ...] = field(default=(), metadata={"left_out_by_default": True})
 
     def to_json(self) -> str:
         """The text of calibration.json."""
@@ -63,10 +66,16 @@ class Calibration:
 
 
 def save_learned(
-    folder: Path, learned: Learned, dataset: Dataset, run: CollectionRun, origin: Mapping[str, Any]
+    folder: Path,
+    learned: Learned,
+    dataset: Dataset,
+    run: CollectionRun,
+    origin: Mapping[str, Any],
+    questions: Sequence[str] = (),
 ) -> None:
     """Write the graphs, checked against numpy on rows of the dataset, predictor.json and calibration.json into the
-    empty `folder`. Raises BundleError for a graph that computes something else, BackendError, OSError."""
+    empty `folder`. questions: as Calibration has them. Raises BundleError for a graph that computes something else,
+    BackendError, OSError."""
     found, last = learned.findings, {role: dataset.layers[role][-1:] for role in ROLES}
     backend, graphs = open_backend("cpu", threads=1), dict[str, ProbeGraph]()
 
@@ -91,7 +100,9 @@ def save_learned(
         temperature=run.settings.temperature,
         top_p=run.settings.top_p,
     )
-    calibration = Calibration(format=CALIBRATION_FORMAT, findings=found, origin=origin)
+    calibration = Calibration(
+        format=CALIBRATION_FORMAT, findings=found, origin=origin, questions=tuple(sorted(set(questions)))
+    )
     (folder / PREDICTOR_FILE).write_text(predictor.to_json(), encoding="utf-8")
     (folder / CALIBRATION).write_text(calibration.to_json(), encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""The folder of a run that is written file by file: run.json says what it is of, and one process at a time writes it.
+"""The folder of a run that is written file by file: run.json says what it is of, and one process at a time writes it;
+and the work folder that has it among others.
 
 It knows locks, names and run.json's text; what the files hold is its users'.
 """
@@ -6,6 +7,7 @@ It knows locks, names and run.json's text; what the files hold is its users'.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from semspec.calibration.bench.journal import RUN, lock_folder, write_once
 from semspec.runtime.errors import CalibrationError, ConfigError
 from semspec.runtime.typed import shown
 
-__all__ = ["begin_run", "unwritable"]
+__all__ = ["WorkFolder", "begin_run", "unwritable"]
 
 
 def begin_run(
@@ -55,6 +57,38 @@ def begin_run(
         os.close(lock)
         raise
     return lock
+
+
+class WorkFolder:
+    """A folder of several steps' results, made if it is missing, for this process alone. A context manager; what stays
+    empty goes.
+
+    ours: of the names that may lie in it. Raises ConfigError for a folder of something else, CalibrationError for one
+    that another process uses, and one that cannot be.
+    """
+
+    def __init__(self, folder: Path, ours: re.Pattern[str]) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            strangers = sorted(path.name for path in folder.iterdir() if not ours.fullmatch(path.name))
+        except OSError as error:
+            raise CalibrationError(
+                f"{folder} cannot be used: {error.strerror or error}; give another --work"
+            ) from None
+        if strangers:
+            raise ConfigError(f"{folder} holds {shown(strangers[0])}; give a --work folder of its own")
+        self._lock = lock_folder(folder, other="--work")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+        inside = [path for path in self._folder.iterdir() if path.is_dir()]
+        for folder in (*inside, self._folder):
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def unwritable(path: Path, error: OSError) -> CalibrationError:

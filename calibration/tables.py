@@ -17,9 +17,12 @@ __all__ = [
     "headline",
     "layer_table",
     "percent",
+    "ranged",
     "refusals",
     "risk_table",
+    "signed",
     "subset_table",
+    "table_lines",
 ]
 
 OVERSHOOT = 0.1
@@ -42,7 +45,7 @@ class Table:
 def headline(found: Findings) -> list[str]:
     """What a hurried reader takes away: which predictor, how good, what it may be used for, and what to beware of."""
     shipped = _named(found, found.winner)
-    quality = f"AUROC {_ranged(shipped.auroc)}" + "".join(f", ECE {_ranged(one)}" for one in shipped.ece)
+    quality = f"AUROC {ranged(shipped.auroc)}" + "".join(f", ECE {ranged(one)}" for one in shipped.ece)
     reads = (
         f"reads states {', '.join(map(str, found.probe_layers))}"
         if found.has_probe
@@ -72,25 +75,25 @@ def candidate_table(found: Findings) -> Table:
     """Each way to score a segment, alone."""
     rows = []
     for one in found.candidates:
-        ece, brier = ((_ranged(found[0]) if found else "-") for found in (one.ece, one.brier))
-        within = _ranged(one.within[0]) if one.within else "-"
-        gain = "base" if one.name == found.base else _signed(one.gain)
+        ece, brier = ((ranged(found[0]) if found else "-") for found in (one.ece, one.brier))
+        within = ranged(one.within[0]) if one.within else "-"
+        gain = "base" if one.name == found.base else signed(one.gain)
         marks = " *" if one.name == found.winner else ""
-        rows.append((f"{one.name}{marks}", _ranged(one.auroc), gain, within, ece, brier))
-    rows.append((SHUFFLED, _ranged(found.shuffled), *"----"))
+        rows.append((f"{one.name}{marks}", ranged(one.auroc), gain, within, ece, brier))
+    rows.append((SHUFFLED, ranged(found.shuffled), *"----"))
     heads = ("predictor", "AUROC", "AUROC less the base's", "within contexts", "ECE", "Brier")
     return Table(heads=heads, rows=tuple(rows))
 
 
 def subset_table(found: Findings) -> Table:
     """AUROC of each predictor on parts of the rows."""
-    return _parts(found, [(one, [_ranged(part.auroc) for part in one.subsets]) for one in found.candidates])
+    return _parts(found, [(one, [ranged(part.auroc) for part in one.subsets]) for one in found.candidates])
 
 
 def gain_table(found: Findings) -> Table:
     """AUROC less the base's on parts of the rows, of fitted predictors."""
     fitted = [one for one in found.candidates if one.kind == "fitted" and one.name != found.base]
-    return _parts(found, [(one, [_signed(part.gain) for part in one.subsets]) for one in fitted])
+    return _parts(found, [(one, [signed(part.gain) for part in one.subsets]) for one in fitted])
 
 
 def layer_table(found: Findings) -> Table:
@@ -98,9 +101,9 @@ def layer_table(found: Findings) -> Table:
     rows = tuple(
         (
             " + ".join(map(str, one.layers)),
-            _ranged(one.alone),
-            _signed(one.on_signals),
-            _signed(one.on_base),
+            ranged(one.alone),
+            signed(one.on_signals),
+            signed(one.on_base),
         )
         for one in found.layers
     )
@@ -152,7 +155,7 @@ def format_findings(found: Findings) -> str:
         ("Predictors on unseen questions (* shipped)", candidate_table(found)),
         ("Risk and thresholds", risk_table(found)),
     ):
-        parts += [title, *_lines(table), ""] if table.rows else []
+        parts += [title, *table_lines(table), ""] if table.rows else []
     parts += refusals(found)
     return "\n".join(parts).rstrip("\n")
 
@@ -169,8 +172,8 @@ def _parts(found: Findings, rows: Sequence[tuple[Candidate, Sequence[str]]]) -> 
     return Table(heads=heads, rows=tuple(cells))
 
 
-def _lines(table: Table) -> list[str]:
-    """Columns beside each other."""
+def table_lines(table: Table) -> list[str]:
+    """Columns beside each other, for a terminal."""
     widths = [max(len(row[place]) for row in (table.heads, *table.rows)) for place in range(len(table.heads))]
 
     def line(row: Sequence[str]) -> str:
@@ -187,11 +190,13 @@ def _named(found: Findings, name: str) -> Candidate:
     return next(one for one in found.candidates if one.name == name)
 
 
-def _ranged(one: Interval) -> str:
+def ranged(one: Interval) -> str:
+    """A value and its interval."""
     return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
 
 
-def _signed(one: Interval) -> str:
+def signed(one: Interval) -> str:
+    """A difference and its interval."""
     return f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
 
 

@@ -87,6 +87,7 @@ def test_shards_are_collected_apart_and_joined(short_pair: Path, questions: Path
         (["--questions", "9"], 1, "9 questions are too few"),
         (["--questions", "999"], 1, "holds 10 problems, 999 were asked for"),
         (["--samples", "1,4"], 2, "n_draft must be at least 2, got 1"),
+        (["--per-question", "4"], 2, "n_contexts must be 1 to 3, got 4"),
         (["--boundary", "newline"], 2, "could not use probes for newline:12-64"),
         (["--boundary", "line"], 2, "a boundary is written"),
         (["--equivalence", "embed"], 2, "give its hub id or folder as --encoder"),
@@ -116,12 +117,12 @@ def test_samples_that_are_no_pair_are_refused(samples: str) -> None:
     assert done.exit_code == 2 and "expected DRAFT,TARGET as in 8,4" in done.output
 
 
-@pytest.mark.parametrize("library", ["torch", "matplotlib"])
+@pytest.mark.parametrize(("library", "probes"), [("torch", "linear,mlp2"), ("matplotlib", "linear")])
 def test_a_missing_extra_names_its_pip_command(
-    short_pair: Path, questions: Path, tmp_path: Path, library: str
+    short_pair: Path, questions: Path, tmp_path: Path, library: str, probes: str
 ) -> None:
-    """Before hours of collecting."""
-    given = ["calibrate", short_pair, "--contexts", questions, *QUICK, "--work", "w"]
+    """Before hours of collecting. Linear probes alone need no torch (the demo's test)."""
+    given = ["calibrate", short_pair, "--contexts", questions, *QUICK, "--work", "w", "--probes", probes]
     line = commands.one_line(commands.run("semspec", *given, cwd=tmp_path, without=[library]), 1)
     assert "pip install 'semspec[calibrate]'" in line and not list(tmp_path.iterdir())
 
@@ -134,9 +135,35 @@ def test_a_bundle_without_a_draft_is_refused(tiny_bundle: Path, questions: Path,
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["run", "--help"], ["join", "--help"], ["ranges", "--help"]]
+    "arguments",
+    [[], ["--help"], ["run", "--help"], ["join", "--help"], ["ranges", "--help"], ["check", "--help"]],
 )
 def test_help_is_there(tmp_path: Path, arguments: list[str]) -> None:
     """`calibrate` alone is a question too."""
     done = commands.run("semspec", "calibrate", *arguments, cwd=tmp_path)
     assert "Usage: semspec calibrate" in done.out + done.err and done.status == (0 if arguments else 2)
+
+
+def test_without_questions_it_takes_the_built_in_problems(tmp_path: Path) -> None:
+    """Nobody needs data of their own; they are collected like any others, here a third of six."""
+    from semspec.calibration.collection import open_collection
+    from semspec.calibration.problems import generate_problems
+    from semspec.export.pipeline import export_pair
+
+    requests = [
+        tiny_pairs.request(
+            tiny_pairs.save_checkpoint(tmp_path / name, seed=seed, max_position_embeddings=512)
+        )
+        for seed, name in enumerate(("target", "draft"))
+    ]
+    made = export_pair(*requests, tmp_path / "long", tiny_pairs.settings(max_context=512)).path
+    bundle = tiny_pairs.bound(made, tmp_path / "bundle", min_tokens=2, max_tokens=6)
+    given = [str(bundle), "--questions", "6", "--shard", "2/3", "--threads", "1", "--seed", "4"]
+    done = CliRunner().invoke(calibrate, [*given, "--work", str(tmp_path / "work"), "--json"])
+    assert done.exit_code == 0 and json.loads(done.stdout)["missing"] == 0
+    found = open_collection(tmp_path / "work" / "samples")
+    problems = generate_problems(6, 4)
+    assert found.run.questions == tuple(problem.id for problem in problems)
+    contexts = [context for context, _ in found.contexts()]
+    assert {context.question for context in contexts} == {problems[1].id, problems[4].id}
+    assert {context.answer for context in contexts} == {problems[1].answer, problems[4].answer}

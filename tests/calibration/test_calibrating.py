@@ -99,6 +99,25 @@ def test_the_same_again_does_nothing(done: tuple[Path, Path]) -> None:
     assert before == {path: path.stat().st_mtime_ns for folder in done for path in folder.rglob("*")}
 
 
+def test_other_code_learns_again_from_the_same_samples(
+    done: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was learned is of the code that learned it, between two releases as well; so is what a relation said."""
+    bundle, work = copy(done[0], tmp_path), tmp_path / "work"
+    shutil.copytree(done[1], work)
+    before = {path.name for path in work.iterdir()}
+    for changed, begins in (({"CODE"}, {"learned"}), ({"CODE", "RELATIONS_CODE"}, {"asked", "learned"})):
+        for name in changed:
+            monkeypatch.setattr(f"semspec.calibration.calibrate.{name}", f"another of {len(changed)}")
+        steps: list[str] = []
+        again = run(bundle, work, on_progress=lambda stage, *_, steps=steps: steps.append(stage))
+        assert "collecting" not in steps and {"fitting", "measuring"} <= set(steps)
+        assert not again.is_new, "the same again, in another folder of the work"
+        now = {path.name for path in work.iterdir()}
+        assert {found.split("-")[0] for found in now - before} == begins
+        before = now
+
+
 class _Killed(Exception):
     pass
 

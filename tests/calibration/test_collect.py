@@ -81,6 +81,28 @@ def test_prefixes_go_on_from_the_prompt(whole: Collection) -> None:
         assert (context.written_by == "nobody") is (context.ids == prompt)
 
 
+def test_prefixes_begin_with_what_was_drawn_after_the_prompt(whole: Collection) -> None:
+    """It is not drawn again: `target` begins with the target's first sample there, `mixed` with anybody's second."""
+    found = {context.id: (context.ids, samples) for context, samples in whole.contexts()}
+    begun = 0
+    for problem in PROBLEMS:
+        prompt, samples = found[f"{problem.id}/prompt"]
+        drawn = {
+            role: [one.ids for one in samples if one.author == role and not one.greedy]
+            for role in ("draft", "target")
+        }
+        allowed = {
+            "target": [drawn["target"][0]],
+            "mixed": [drawn["target"][1], drawn["draft"][1]],
+        }
+        for slot, first in allowed.items():
+            if f"{problem.id}/{slot}" in found:
+                ids = found[f"{problem.id}/{slot}"][0][len(prompt) :]
+                assert any(ids[: len(segment)] == segment for segment in first)
+                begun += 1
+    assert begun >= 4
+
+
 def test_the_greedy_draft_is_what_the_bundle_itself_would_draft(whole: Collection, short_pair: Path) -> None:
     """The states are those of the engines that decode, in the texts that decoding meets."""
     with LLM(short_pair, spec=SpecConfig(mode="draft-alone"), threads=1) as llm:

@@ -145,3 +145,21 @@ def test_the_seed_decides(plain: Pair) -> None:
     assert first == make(whole, PROBLEMS[0], "mixed")
     others = [make(whole, PROBLEMS[0], "mixed", seed=seed) for seed in range(1, 5)]
     assert any(other is not None and first is not None and other.ids != first.ids for other in others)
+
+
+def test_a_prefix_may_begin_with_what_is_there(plain: Pair) -> None:
+    """A segment that its author has drawn already is the first; all behind it follows from it."""
+    whole = stopped_by(plain, ())
+    problem = PROBLEMS[0]
+    n = len(prompt_ids(plain.tokenizer, problem))
+    begun = {"target": (65, 66, 67, 68, 69), "draft": (75, 76, 77, 78, 79)}
+    found = [
+        make_context(whole, problem, slot, max_segments=3, seed=seed, begun=begun)
+        for slot in SLOTS
+        for seed in range(12)
+    ]
+    written = [context.ids[n:] for context in found if context is not None and context.ids[n:]]
+    assert len(found) == 36 and {ids[:5] for ids in written} == set(begun.values())
+    assert len(set(written)) > len(begun)
+    ends = make_context(stopped_by(plain, [69]), problem, "target", max_segments=3, seed=0, begun=begun)
+    assert ends is None  # the answer ends with it

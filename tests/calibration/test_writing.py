@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tiny_pairs
 import torch
+from one_pass import read_segment
 from transformers import AutoModelForCausalLM
 
 from semspec.calibration.pair import Pair, open_pair, rng_for
-from semspec.calibration.writing import Written, read_segment, write_segments
+from semspec.calibration.writing import Author, Written, write_segments
 from semspec.export.pipeline import export_pair
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.config import SamplingParams
@@ -55,11 +56,15 @@ def pair(checkpoints: Checkpoints) -> Iterator[Pair]:
         yield pair
 
 
-def write(pair: Pair, role: str, rngs: Sequence[np.random.Generator | None]) -> list[Written]:
+def chances(seed: int, n: int) -> list[np.random.Generator]:
+    return [rng_for(seed, number) for number in range(n)]
+
+
+def write(pair: Pair, role: str, authors: Sequence[Author]) -> list[Written]:
     return write_segments(
         pair.models[role],
         CONTEXT,
-        rngs,
+        authors,
         segmenter=pair.segmenter,
         sampling=pair.sampling,
         n_ids=pair.n_ids(role),
@@ -140,12 +145,16 @@ def test_samples_that_share_passes_are_those_written_alone(pair: Pair) -> None:
         one = write(pair, "draft", [rng_for(2, number)])[0]
         assert one.ids == found[number + 1].ids
         assert one.reading.signals == found[number + 1].reading.signals
-        assert np.array_equal(one.reading.pooled, found[number + 1].reading.pooled)
+        check_same(one.reading, found[number + 1].reading, 1e-5)
 
 
-def test_what_samples_have_in_common_is_computed_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes are the price of calibration: one for each distinct beginning, and one for the context."""
-    model, passes = pair.models["draft"], list[int]()
+def test_the_target_reads_the_draft_while_it_writes(
+    checkpoints: Checkpoints, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes are the price of calibration: fewer than there are distinct beginnings. What the target makes of its own
+    segments and of the draft's has the bits of a pass of its own; pooled sums are added up in another order."""
+    drafted = [written.ids for written in write(pair, "draft", [None, *chances(5, 8)])]
+    model, passes = pair.models["target"], list[int]()
     forward = type(model).forward
 
     def count(self: Any, ids: Sequence[int], **options: Any) -> Any:
@@ -154,9 +163,18 @@ def test_what_samples_have_in_common_is_computed_once(pair: Pair, monkeypatch: p
 
     monkeypatch.setattr(type(model), "forward", count)
     model.rewind(0)
-    found = write(pair, "draft", [None, *(rng_for(2, number) for number in range(12))])
+    found = write(pair, "target", [None, *chances(6, 4), *drafted])
     beginnings = {written.ids[:n] for written in found for n in range(len(written.ids))}
-    assert passes == [len(CONTEXT) - 1, *[1] * len(beginnings)]
+    assert passes[0] == len(CONTEXT) - 1 and len(passes) - 1 < len(beginnings)
+    assert [written.ids for written in found[5:]] == drafted
+    assert [written.ids for written in found[:5]] == [
+        _plainly(pair, "target", rng) for rng in [None, *chances(6, 4)]
+    ]
+    for written in found:
+        alone = read_segment(model, CONTEXT, written.ids, n_ids=pair.n_ids("target"))
+        assert alone.signals == written.reading.signals
+        check_same(written.reading, alone, 1e-5)
+        check_same(written.reading, truth(checkpoints.target, written.ids, model.spec.pooled_layers))
 
 
 def test_what_a_model_remembers_changes_nothing(pair: Pair) -> None:
@@ -193,7 +211,7 @@ def test_states_that_are_not_finite_are_refused(pair: Pair, monkeypatch: pytest.
 
     monkeypatch.setattr(type(model), "forward", spoil)
     with pytest.raises(BackendError, match="not finite"):
-        read_segment(model, CONTEXT, [1, 2], n_ids=IDS)
+        write(pair, "target", [None])
 
 
 def test_a_pair_is_needed(tiny_bundle: Path, checkpoints: Checkpoints) -> None:

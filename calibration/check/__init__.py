@@ -1,0 +1,1 @@
+"""A check of thresholds on questions that calibration did not see."""
