@@ -1,4 +1,4 @@
-"""Commands that make a bundle: export, fetch, demo. Progress goes to stderr, results to stdout."""
+"""Commands that make a bundle: export, fetch. Progress goes to stderr, results to stdout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from semspec.export.engines.build import BuildReport, BuildRequest
     from semspec.export.packing import Schemes
     from semspec.export.pipeline import ExportReport
     from semspec.export.plan import ExportSettings, ModelRequest
     from semspec.export.probe_graph import ProbeFile
     from semspec.export.sources import Source
-    from semspec.runtime.config import SpecConfig
     from semspec.runtime.records import Progress
-    from semspec.runtime.stats import Summary
 
-__all__ = ["demo", "export", "fetch", "progress"]
-
-DEMO_RECIPE = "qwen2.5-coder"
-DEMO_QUESTION = "Write a Python function that checks whether a word is a palindrome."
+__all__ = ["export", "fetch", "progress"]
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -79,9 +75,15 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--engine-precision",
     help="Of native and primitive: fp16, bf16, int8, int8-w8a8, int4, fp8, nvfp4 or fp32; int4/64 with its block "
-    "size.  [default: the nearest to --precision]",
+    "size, int4+bf16 where fp16 does not hold the activations.  [default: the nearest to --precision]",
 )
 @click.option("--draft-engine-precision", help="Of the draft's.  [default: --engine-precision]")
+@click.option(
+    "--backend",
+    type=click.Choice(["tensorrt", "tensorrt-rtx"]),
+    help="Compile plans as well, as `semspec build` does; adds the graph that this engine reads.",
+)
+@click.option("--sm", help="With --backend: compute capabilities such as 86,89.  [default: of the GPU here]")
 @click.option(
     "--hidden-layers", callback=_numbers, help="States to return, such as 0,12,-1.  [default: none]"
 )
@@ -119,6 +121,7 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
     from semspec.runtime.bundle import ROLES
 
     started = time.perf_counter()
+    plans = _plans(options)
     sources, settings = _plan(options)
     schemes = [_schemes(source, options, role) for source, role in zip(sources, ROLES, strict=False)]
     if not options["ranges"]:
@@ -138,7 +141,42 @@ def export(out: Path, as_json: bool, **options: Any) -> None:
         ]
         target, draft = requests if len(requests) == 2 else (requests[0], None)
         report = export_pair(target, draft, out, settings, force=options["force"], on_progress=on_progress)
-    _print_report(report, time.perf_counter() - started, as_json)
+        built = _build(out, plans, on_progress)
+    _print_report(report, built, time.perf_counter() - started, as_json)
+
+
+def _plans(options: dict[str, Any]) -> BuildRequest | None:
+    """What --backend and --sm ask for; --graphs gets what it reads. Missed or impossible: said before the work."""
+    from semspec.export.engines.build import BuildRequest, take_aim
+    from semspec.export.engines.capability import check_precisions, graphs_for, parse_capabilities
+    from semspec.export.precisions import parse_precision
+    from semspec.runtime.errors import ConfigError
+
+    if options["backend"] is None:
+        if options["sm"] is not None:
+            raise ConfigError(
+                "--sm says what to compile plans for: add --backend tensorrt-rtx, or leave it out"
+            )
+        return None
+    capabilities = () if options["sm"] is None else parse_capabilities(options["sm"])
+    request = BuildRequest(engine=options["backend"], capabilities=capabilities)
+    aim = take_aim(request)
+    engine, version = aim.library.engine, aim.library.version
+    readable = graphs_for(engine, version)
+    if not set(readable) & set(options["graphs"].split(",")):
+        options["graphs"] += f",{readable[0]}"
+    for name in ("engine_precision", "draft_engine_precision"):
+        if options[name] is not None:
+            asked, _ = parse_precision(options[name])
+            check_precisions(f"--{name.replace('_', '-')}", [asked.name], engine, version, aim.capabilities)
+    return request
+
+
+def _build(out: Path, plans: BuildRequest | None, on_progress: Progress) -> BuildReport | None:
+    """The plans of a finished bundle, which stays whole whatever becomes of them."""
+    from semspec.export.engines.build import build_plans
+
+    return None if plans is None else build_plans(out, plans, on_progress)
 
 
 def _plan(options: dict[str, Any]) -> tuple[list[Source], ExportSettings]:
@@ -244,8 +282,9 @@ def _fetched(source: Source, schemes: Schemes, prefer: str | None, on_progress: 
     )
 
 
-def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
+def _print_report(report: ExportReport, built: BuildReport | None, seconds: float, as_json: bool) -> None:
     from semspec.export.engine_graphs import engine_quality_line
+    from semspec.export.engines.cli import plans_json, print_plans
     from semspec.runtime.cli import quality_line
     from semspec.runtime.stats import peak_mib
 
@@ -255,6 +294,8 @@ def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
         click.echo(f"  {quality_line({} if model.quality is None else model.quality.to_dict())}", err=True)
         for graph, found in model.engine_quality.items():
             click.echo(f"  {graph}: {engine_quality_line(found)}", err=True)
+    if built is not None:
+        print_plans(built)
     peak = peak_mib()
     click.echo(f"{report.path} is ready: {seconds:.1f} s, {peak:.0f} MiB peak memory", err=True)
     if as_json:
@@ -266,7 +307,7 @@ def _print_report(report: ExportReport, seconds: float, as_json: bool) -> None:
             "seconds": round(seconds, 3),
             "peak_mib": round(peak),
             "models": models,
-        }
+        } | ({} if built is None else {"plans": plans_json(built)})
         click.echo(json.dumps(line))
 
 
@@ -293,84 +334,6 @@ def fetch(recipe: str, source: str | None, as_json: bool) -> None:
         return
     for role, path in paths.items():
         click.echo(f"{role}: {path}")
-
-
-@click.command(short_help="Fetch a small open pair, export it, and answer a question.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo-bundle"), show_default=True)
-@click.option("--recipe", default=DEMO_RECIPE, show_default=True, help="The pair to show.")
-@click.option("--question", default=DEMO_QUESTION, help="What to ask.")
-@click.option("--max-tokens", type=int, default=200, show_default=True)
-@click.pass_context
-def demo(context: click.Context, out: Path, recipe: str, question: str, max_tokens: int) -> None:
-    """Fetch a small open pair of models, export it into one bundle, and answer a question from it, twice.
-
-    First the target writes alone, then the draft writes ahead and the target judges: the same answer.
-    """
-    from semspec.export.recipes import load_recipe
-    from semspec.runtime.bundle import MANIFEST, ROLES, Bundle
-
-    chosen = load_recipe(recipe)
-    names = [model.name for model in (chosen.target, chosen.draft) if model is not None]
-    if (out / MANIFEST).is_file():
-        models = Bundle.open(out).manifest.models
-        found = [models[role].name for role in ROLES if role in models]
-        if found != names:
-            raise click.UsageError(f"{out} holds {' and '.join(found)}; give another --out")
-        click.echo(f"1. {out} is there already: used as it is (delete it to export again)", err=True)
-    else:
-        click.echo(f"1. fetching and exporting {' and '.join(names)} into {out}", err=True)
-        context.invoke(export, recipe=recipe, out=out, **_export_defaults())
-    click.echo(f"\n2. asking, greedy: {question}", err=True)
-    _answer_twice(out, question, max_tokens)
-
-
-def _export_defaults() -> dict[str, Any]:
-    """What `semspec export` would take for every option but --recipe and --out."""
-    with export.make_context("export", ["--recipe", "x", "--out", "x"]) as context:
-        return {name: value for name, value in context.params.items() if name not in ("recipe", "out")}
-
-
-def _answer_twice(bundle: Path, question: str, max_tokens: int) -> None:
-    """The target alone, then the same answer drafted by the small model and judged by the target."""
-    from semspec.runtime.config import SpecConfig
-
-    # each way opens the bundle for itself: engines that share cores are set up differently from one alone
-    plain, speed = _answer(bundle, SpecConfig(mode="autoregressive"), question, max_tokens)
-    drafted, other_speed = _answer(bundle, SpecConfig(), question, max_tokens)
-    same = (
-        "identical, token for token" if plain == drafted else "DIFFERENT: this is a fault, please report it"
-    )
-    ratio = f"{other_speed / speed:.2f}x" if speed and other_speed else "not measured"
-    click.echo(f"\nThe two answers are {same}. Speed of the second over the first: {ratio}")
-    click.echo("(one answer each, on this machine's CPU: a look, not a benchmark)")
-
-
-def _answer(bundle: Path, spec: SpecConfig, question: str, max_tokens: int) -> tuple[list[int], float]:
-    """Print one answer as it is written; its ids, and tokens/s after the first step (0 if there was no other)."""
-    from semspec.runtime.config import SamplingParams
-    from semspec.runtime.llm import LLM
-
-    messages = [{"role": "user", "content": question}]
-    written: list[int] = []
-    with LLM(bundle, spec=spec) as llm:
-        drafter = "a draft model" if llm.draft is not None else "n-grams"
-        name = "the target alone" if spec.mode == "autoregressive" else f"{spec.mode}, drafted by {drafter}"
-        click.echo(f"\n-- {name} --", err=True)
-        llm.chat(messages, SamplingParams(max_tokens=8))  # the first passes read the weights from disk
-        for delta in llm.stream_chat(messages, SamplingParams(max_tokens=max_tokens)):
-            click.echo(delta.text, nl=False)
-            written += delta.token_ids
-    click.echo(f"\n{_speed_line(delta.stats)}")
-    return written, 1000 / delta.stats.tpot_ms if delta.stats.tpot_ms else 0.0
-
-
-def _speed_line(stats: Summary) -> str:
-    speed = f"{1000 / stats.tpot_ms:.1f} tokens/s while writing" if stats.tpot_ms else "one step only"
-    line = f"[{stats.generated_tokens} token{'s' * (stats.generated_tokens != 1)}, {speed}"
-    if stats.draft_acceptance_rate is not None:
-        line += f"; {stats.draft_acceptance_rate:.0%} of {stats.num_draft_tokens} drafted tokens accepted"
-        line += f", {stats.mean_acceptance_length:.2f} tokens a target pass"
-    return line + "]"
 
 
 @contextmanager

@@ -42,7 +42,10 @@ class EmulatedOps(NumpyOps):
         self.cos, self.sin = self._narrow(self.cos), self._narrow(self.sin)
 
     def embed(self, weight: str) -> Floats:
-        return self._narrow(super().embed(weight))
+        rows, storage = super().embed(weight), self.plan.precision.head
+        if storage != PLAIN:
+            rows = decode(*self.encoder.encode(weight, rows, storage, None), storage)
+        return self._narrow(rows)
 
     def norm(self, x: Floats, weight: str) -> Floats:
         return self._narrow(super().norm(x, weight))

@@ -17,7 +17,7 @@ from semspec.export.dialects.native import build_native_graph
 from semspec.export.dialects.primitive import build_primitive_graph
 from semspec.export.emulation import run_emulated
 from semspec.export.engine_plan import EnginePlan
-from semspec.export.precisions import Precision
+from semspec.export.precisions import PRECISIONS, Precision
 from semspec.export.qdq_weights import QdqWeights
 from semspec.export.verify import Quality, check_fp16, closeness, compare
 from semspec.export.writer import WeightFile
@@ -154,12 +154,15 @@ def _require_close(found: Floats, expected: Floats, cut: str) -> None:
 def _judged(quality: Quality, precision: Precision) -> Quality:
     """The figures, if they are the model's still. Raises BundleError with limits and the next better precision."""
     most_kl, least_top1, better = LIMITS[precision.name]
+    if precision.suffix:
+        most_kl, least_top1 = most_kl + LIMITS["bf16"][0], min(least_top1, LIMITS["bf16"][1])
+        better = PRECISIONS[better].widened
     if precision.activation == "float16":
-        check_fp16(quality.state_peak)
+        check_fp16(quality.state_peak, f"use --engine-precision {precision.widened}")
     if not (quality.kl <= most_kl and quality.top1 >= least_top1):
         repair = f"use --engine-precision {better}" if better else "this is a fault of semspec: report it"
         raise BundleError(
-            f"the {precision.name} graph is not the model any more: mean KL {quality.kl:.3g} (at most {most_kl:g}), "
-            f"top-1 {quality.top1:.2f} (at least {least_top1:g}); {repair}"
+            f"the {precision.name}{precision.suffix} graph is not the model any more: mean KL {quality.kl:.3g} (at "
+            f"most {most_kl:g}), top-1 {quality.top1:.2f} (at least {least_top1:g}); {repair}"
         )
     return quality

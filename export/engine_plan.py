@@ -54,6 +54,7 @@ class EnginePlan:
         name = self.precision.name
         if self.block_size:
             name = f"{name}/{self.block_size}"
+        name += self.precision.suffix
         described = {graph: name for graph in graphs if graph in ENGINE_GRAPHS}
         return described | ({"engine_quantizer": self.quantizer} if self.quantizer else {})
 
@@ -122,9 +123,9 @@ def engine_bytes(plan: EnginePlan, spec: ModelSpec) -> int:
         scales = plain / plan.block_size if storage == "int4" else 0.0
         return size * (BITS.get(storage, plain) + scales)
 
-    total = bits((EMBEDDING,), "plain")
+    total = bits((EMBEDDING,), plan.precision.head)
     total += sum(bits(linear.weights, plan.precision.weights) for linear in layer_linears(spec))
     head = head_linear(spec)
-    if plan.precision.head != "plain" or not spec.tied:
+    if not spec.tied:
         total += bits(head.weights, plan.precision.head)
     return int(total / 8 * 1.02) + (16 << 20)

@@ -7,7 +7,7 @@ qdq_weights.py's, what its product becomes dialects/explicit.py's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semspec.export.quantize import BLOCK_SIZES
 from semspec.runtime.errors import ConfigError
@@ -15,14 +15,15 @@ from semspec.runtime.errors import ConfigError
 __all__ = ["DEFAULTS", "PLAIN", "PRECISIONS", "Precision", "parse_precision"]
 
 PLAIN = "plain"
+WIDE = "+bf16"  # behind the name of a quantized precision: activations whose range is that of fp32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """activation: dtype of everything between the products, of the cache and of plain weights. weights, head: storage
-    of the linears of the layers, and of the head: `plain`, `int8`, `int4`, `fp8`, `fp4`. inputs: what a product of
-    the layers rounds its input to first, by a scale that was measured; empty: nothing. gated: onnxruntime can run it on
-    a CPU; what it cannot run is judged by what it stands for."""
+    """activation: dtype of everything between the products, of the cache and of plain weights. weights: storage of the
+    linears of the layers; head: of the head, and of the embedding, which may be the same matrix: `plain`, `int8`,
+    `int4`, `fp8`, `fp4`. inputs: what a product of the layers rounds its input to first, by a scale that was measured;
+    empty: nothing. gated: onnxruntime can run it on a CPU; what it cannot run is judged by what it stands for."""
 
     name: str
     activation: str = "float16"
@@ -30,6 +31,16 @@ class Precision:
     inputs: str = ""
     head: str = "int8"
     gated: bool = True
+
+    @property
+    def suffix(self) -> str:
+        """What stands behind its name: WIDE or nothing."""
+        return WIDE if self.weights != PLAIN and self.activation == "bfloat16" else ""
+
+    @property
+    def widened(self) -> str:
+        """Name of what is nearest to it and holds larger activations than fp16."""
+        return self.name + WIDE if self.weights != PLAIN else "bf16"
 
     @property
     def needs_ranges(self) -> bool:
@@ -61,17 +72,25 @@ DEFAULTS: Mapping[str, str] = {"fp32": "fp16", "int8": "int8", "int4": "int4"}
 
 
 def parse_precision(text: str) -> tuple[Precision, int | None]:
-    """A precision, and the block size behind its name (`int4/64`) or None. Raises ConfigError for unknown ones."""
-    name, slash, own = text.partition("/")
+    """A precision, and the block size behind its name (`int4/64`) or None. `+bf16` behind a quantized one: activations
+    in bf16. Raises ConfigError for unknown ones."""
+    bare, plus, activation = text.partition("+")
+    name, slash, own = bare.partition("/")
     if name not in PRECISIONS:
         raise ConfigError(
             f"engine precision must be one of {', '.join(PRECISIONS)}, or int4 with its block size such as int4/64, "
             f"got {text!r}"
         )
-    if not slash:
-        return PRECISIONS[name], None
-    if name != "int4" or own not in map(str, BLOCK_SIZES):
+    if slash and (name != "int4" or own not in map(str, BLOCK_SIZES)):
         raise ConfigError(
             f"engine precision {text!r}: only int4 has a block size, one of {', '.join(map(str, BLOCK_SIZES))}"
         )
-    return PRECISIONS[name], int(own)
+    precision = PRECISIONS[name]
+    if plus:
+        if activation != "bf16" or precision.weights == PLAIN:
+            raise ConfigError(
+                f"engine precision {text!r}: only a quantized one may be followed by {WIDE}, as in int4{WIDE}: "
+                "activations in bf16 where fp16 does not hold them"
+            )
+        precision = replace(precision, activation="bfloat16", gated=False)
+    return precision, int(own) if slash else None

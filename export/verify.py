@@ -197,12 +197,13 @@ def judge(quality: Quality, scheme: Scheme, option: str = "--precision") -> None
         )
 
 
-def check_fp16(state_peak: float) -> None:
-    """Refuse fp16 activations for a model whose states come near fp16's end. Raises BundleError."""
+def check_fp16(state_peak: float, repair: str) -> None:
+    """Refuse fp16 activations for a model whose states come near fp16's end. repair: what to do, for the message.
+    Raises BundleError."""
     if state_peak > FP16_PEAK:
         raise BundleError(
             f"hidden states reach {state_peak:.0f} and fp16 activations are allowed up to {FP16_PEAK:.0f}; "
-            "export graphs with bf16 or fp32 activations instead"
+            f"{repair}"
         )
 
 

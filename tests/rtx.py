@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from semspec.export.engines.capability import allowed_precisions
 from semspec.export.engines.compiler import Compiled, CompileJob, compile_graph
 from semspec.export.engines.library import Library, open_library
 from semspec.export.engines.profiles import BuildSizes, make_profiles
+from semspec.export.precisions import parse_precision
 from semspec.runtime.contract import GraphSpec
 from semspec.runtime.errors import BackendError
 
 CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
+VERSION = "1.7.1.116"
 
 
 def _missing() -> str:
@@ -29,6 +32,16 @@ needs_rtx = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 def library() -> Library:
     return open_library("tensorrt-rtx")
+
+
+def fits(precision: str) -> tuple[str, ...]:
+    """Those of CAPABILITIES that run a precision."""
+    name = parse_precision(precision)[0].name
+    return tuple(
+        capability
+        for capability in CAPABILITIES
+        if name in allowed_precisions("tensorrt-rtx", VERSION, [capability])
+    )
 
 
 def job(

@@ -15,9 +15,10 @@ FILES = sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / la
 
 # A library of the outside world, and the files (or folders) that may name it.
 OWNERS: dict[str, tuple[str, ...]] = {
+    "cuda": ("runtime/backends/cuda.py",),
     "onnxruntime": ("runtime/backends/ort.py",),
-    "tensorrt": ("runtime/backends/trt.py", "export/engines.py"),
-    "tensorrt_rtx": ("runtime/backends/trt.py", "export/engines.py"),
+    "tensorrt": ("runtime/backends/trt.py", "export/engines/"),
+    "tensorrt_rtx": ("runtime/backends/trt.py", "export/engines/"),
     "torch": ("calibration/",),
     "transformers": ("calibration/",),
 }

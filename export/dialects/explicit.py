@@ -57,8 +57,9 @@ class ExplicitOps:
     # the Ops protocol
 
     def embed(self, weight: str) -> str:
-        table = self.builder.weight(weight, self.weights.matrix((weight,), "plain").codes)
-        return self.builder.node("Gather", [table, "input_ids"], "embedded")
+        # as the head, whose codes these are where the two are tied; TensorRT reads codes of the wanted rows alone
+        matrix = self.weights.matrix((weight,), self.precision.head)
+        return self.builder.node("Gather", [self._wide(weight, matrix, "table"), "input_ids"], "embedded")
 
     def linear(self, x: str, linear: Linear) -> str:
         if self.precision.inputs:
@@ -128,8 +129,8 @@ class ExplicitOps:
         bias = self.builder.weight("+".join(linear.biases), self.weights.vector(linear.biases))
         return node("Add", [node("MatMul", [x, turned], f"{name}.product"), bias], name)
 
-    def _wide(self, name: str, matrix: QdqMatrix) -> str:
-        """The matrix (N, K) in the activations' dtype."""
+    def _wide(self, name: str, matrix: QdqMatrix, use: str = "wide") -> str:
+        """The matrix (N, K) in the activations' dtype. use: tells one reader of a matrix from the other."""
         if matrix.scales is None:
             return self.builder.weight(name, matrix.codes)
         codes = self.builder.weight(f"{name}.codes", matrix.codes, matrix.shape, matrix.dtype)
@@ -145,7 +146,7 @@ class ExplicitOps:
         else:
             stored = self.builder.weight(f"{name}.scales", matrix.scales, dtype="float8_e4m3fn")
             scales = self._scaled(stored, f"{name}.scales", matrix.matrix_scale)
-        return self.builder.node("DequantizeLinear", [codes, scales, *zeros], f"{name}.wide", **attributes)
+        return self.builder.node("DequantizeLinear", [codes, scales, *zeros], f"{name}.{use}", **attributes)
 
     def _rounded(self, x: str, linear: Linear) -> str:
         """x as it is after rounding: Q and DQ, by the scale of its range."""

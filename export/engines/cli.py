@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from semspec.export.engines.build import BuildReport, BuiltPlan
 
-__all__ = ["build", "print_plans"]
+__all__ = ["build", "plans_json", "print_plans"]
 
 
 @click.command(short_help="Compile the graphs of a bundle for an NVIDIA GPU.")
@@ -63,19 +63,19 @@ def build(
     )
     with progress() as on_progress:
         report = build_plans(bundle, request, on_progress)
-    print_plans(report, time.perf_counter() - started)
+    print_plans(report)
+    click.echo(f"{bundle}: ready in {time.perf_counter() - started:.1f} s", err=True)
     if as_json:
         click.echo(json.dumps(plans_json(report)))
 
 
-def print_plans(report: BuildReport, seconds: float) -> None:
-    """A line for each plan, and one for all, on stderr."""
+def print_plans(report: BuildReport) -> None:
+    """What they are for, and a line for each plan, on stderr."""
+    click.echo(f"plans of {report.engine} {report.version} for {', '.join(report.capabilities)}:", err=True)
     for plan in report.plans:
         click.echo(
             f"{plan.home}: {plan.graph} plan in {plan.precision}, {_mib(plan.size)}, {_taken(plan)}", err=True
         )
-    devices = ", ".join(report.capabilities)
-    click.echo(f"{report.engine} {report.version} for {devices}: ready in {seconds:.1f} s", err=True)
 
 
 def plans_json(report: BuildReport) -> dict[str, Any]:

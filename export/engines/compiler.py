@@ -8,8 +8,6 @@ without its mask, quantized weights that are widened again.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from semspec.runtime.bundle import sha256_of
 from semspec.runtime.contract import GraphSpec, check_ports, probe_ports
 from semspec.runtime.errors import BackendError
 from semspec.runtime.records import TensorSpec
+from semspec.runtime.stats import peak_mib
 
 __all__ = ["CompileJob", "Compiled", "compile_graph"]
 
@@ -124,7 +123,7 @@ def compile_graph(
         sha256=sha256_of(Path(job.out)),
         weights_bytes=weights_bytes,
         seconds=time.perf_counter() - started,
-        peak_bytes=_peak_bytes(),
+        peak_bytes=int(peak_mib() * 2**20),
         n_layers=network.num_layers,
         n_attentions=n_attentions,
     )
@@ -253,8 +252,3 @@ def _save_timing(config: Any, path: Path) -> None:
 
 def _name(library: Library) -> str:
     return f"{library.engine} {library.version}"
-
-
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

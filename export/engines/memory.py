@@ -1,13 +1,13 @@
 """How much memory a build takes and a plan needs, told before either: estimates from measured builds.
 
-Measured with TensorRT-RTX 1.7 on a CPU, the most that a build held: 262 MiB and 3.1 times the weights in fp16 (0.3 to
-0.7 GB of them), 3.5 times in int4 (0.7 GB). Full TensorRT was not measured; its kernels are timed on the device, so
-there what the plan needs to run is added.
+Measured with TensorRT-RTX 1.7 on a CPU, the most that a build held: 3.1 to 3.7 times the weights, 260 MiB, and for each
+layer of a real model 6 to 12 MiB in native graphs, 11 to 18 in primitive ones, which have more nodes. Full TensorRT was
+not measured; its kernels are timed on the device, so there what the plan needs to run is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from semspec.runtime.errors import BackendError
 __all__ = ["MemoryNeed", "check_memory", "free_bytes", "memory_need"]
 
 BASE, FACTOR = 400 << 20, 3.5
+LAYER: Mapping[str, int] = {"native": 14 << 20, "primitive": 20 << 20}
 KERNELS = 48 << 20
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -36,7 +37,7 @@ class MemoryNeed:
 
 def memory_need(spec: GraphSpec | None, weights_bytes: int, profiles: Profiles) -> MemoryNeed:
     """spec: of a model's graph, None for a probe's."""
-    run = weights_bytes + KERNELS
+    run, build = weights_bytes + KERNELS, BASE + int(FACTOR * weights_bytes)
     if spec is not None:
         most = {
             letter: max(profile[letter][2] for profile in profiles.values()) for letter in ("B", "S", "R")
@@ -46,7 +47,8 @@ def memory_need(spec: GraphSpec | None, weights_bytes: int, profiles: Profiles) 
         logits = most["B"] * most["R"] * spec.vocab_size * (WIDTHS[spec.activation] + 8)  # and twice in fp32
         states = most["B"] * most["S"] * spec.width * 16 * WIDTHS[spec.activation]
         run += cache + logits + states
-    return MemoryNeed(weights=weights_bytes, build=int(BASE + FACTOR * weights_bytes), run=run)
+        build += LAYER[spec.graph] * spec.n_layers
+    return MemoryNeed(weights=weights_bytes, build=build, run=run)
 
 
 def check_memory(
@@ -107,7 +109,8 @@ def _fitting(need: MemoryNeed, precision: str, allowed: Iterable[str], free: int
 
     def wanted(name: str) -> float:
         weights = need.weights * PRECISIONS[name].bits / PRECISIONS[precision].bits
-        return BASE + FACTOR * weights if build else need.run - need.weights + weights
+        saved = need.weights - weights
+        return need.build - FACTOR * saved if build else need.run - saved
 
     fitting = [name for name in allowed if name != precision and wanted(name) <= free]
     if fitting:

@@ -100,13 +100,13 @@ def _model_work(bundle: Bundle, role: str, graph: str, sizes: BuildSizes) -> Wor
 
 
 def _precision(bundle: Bundle, model: BundleModel, graph: str) -> str:
-    """The bare name of a graph's precision: `int4` of `int4/64`."""
+    """The bare name of a graph's precision: `int4` of `int4/64+bf16`."""
     text = model.precision.get(graph)
     if text is None:
         raise BundleError(
             f"{bundle.path}: the manifest does not say the precision of {model.name}'s graph {graph!r}; export again"
         )
-    return re.split(r"[ /]", text, maxsplit=1)[0]
+    return re.split(r"[ /+]", text, maxsplit=1)[0]
 
 
 def _probe_works(bundle: Bundle) -> list[Work]:

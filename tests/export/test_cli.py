@@ -1,4 +1,4 @@
-"""`semspec-export`, `semspec fetch` and `semspec demo`, run as commands from an empty folder."""
+"""`semspec-export` and `semspec fetch`, run as commands from an empty folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import tiny_pairs
 from commands import Done, finish, one_line, run, start
 
 from semspec import LLM
-from semspec.export.pipeline import export_pair
-from semspec.export.recipes import load_recipe
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.segments import Boundary
 
@@ -292,39 +290,6 @@ def test_fetch_from_a_hub_that_is_not_to_be_asked_fails_at_once(tmp_path: Path) 
     done = run("semspec", *command, cwd=tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"))
     assert done.status == 1 and done.out == "" and "Traceback" not in done.err
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in done.err.splitlines()[-1]
-
-
-# Demo
-
-
-def test_demo_exports_answers_and_says_how_fast(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """End to end with the small model, and again with the bundle that is there now."""
-    question = "What is the capital of France?"
-    command = ("demo", "--recipe", "smollm2-135m", "--out", "made", "--question", question)
-    first = run("semspec", *command, cwd=tmp_path)
-    assert first.status == 0, first.err
-    assert first.out.count("The capital of France is Paris.") == 2 and first.out.count("tokens/s") == 2
-    assert "The two answers are identical, token for token." in first.out
-    assert "1. fetching and exporting SmolLM2-135M-Instruct into made" in first.err and question in first.err
-    again = run("semspec", *command, "--max-tokens", 1, cwd=tmp_path)
-    assert again.out.startswith("The\n[1 token, one step only]") and "not measured" in again.out
-    assert "there already" in again.err and "tokens/s" not in again.out
-
-
-def test_demo_knows_its_own_pair_again(checkpoint: Path, tmp_path: Path) -> None:
-    """The manifest lists models by the alphabet, recipes the target first; the second run must not stumble."""
-    pair = load_recipe("qwen2.5-coder")
-    assert pair.draft is not None
-    target, draft = (tiny_pairs.request(checkpoint, name=model.name) for model in (pair.target, pair.draft))
-    export_pair(target, draft, tmp_path / "made", tiny_pairs.settings(max_context=256))
-    done = run("semspec", "demo", "--out", "made", "--max-tokens", 2, "--question", "Hi", cwd=tmp_path)
-    assert done.status == 0, done.err
-
-
-def test_demo_does_not_take_another_models_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
-    """It would show something else than it says."""
-    done = run("semspec", "demo", "--recipe", "smollm2-135m", "--out", tiny_bundle, cwd=tmp_path)
-    assert done.status == 2 and "holds checkpoint; give another --out" in done.err
 
 
 def test_exported_bundle_answers(smollm2_exported: tuple[Path, Done]) -> None:

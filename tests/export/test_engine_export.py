@@ -136,6 +136,10 @@ def test_the_gate_judges_every_graph(tmp_path: Path, model: Path) -> None:
         (["--graphs", "cpu,native", "--engine-precision", "int8/64"], "only int4 has a block size"),
         (["--graphs", "cpu,native", "--engine-precision", "int4/16"], "one of 32, 64, 128"),
         (
+            ["--graphs", "cpu,native", "--engine-precision", "fp16+bf16"],
+            "only a quantized one may be followed by +bf16",
+        ),
+        (
             ["--graphs", "cpu,native", "--engine-precision", "fp8"],
             "make ranges of this very model with `semspec",
         ),

@@ -107,16 +107,16 @@ def gate(case: EngineCase, reference: ReferenceRun | None = None) -> Quality:
 
 
 @needs_native
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [*PRECISIONS, "int4+bf16"])
 def test_every_precision_passes_the_gate(tmp_path: Path, precision: str) -> None:
     """Of the model that its numbers say, since few bits make another of a random one; a word for those that no graph
     was run for."""
     case = engine_case(tmp_path, QWEN2, "native", precision, **WIDE)
-    coarse = precision in ("int8-w8a8", "int4", "fp8", "nvfp4")
+    coarse = precision in ("int8-w8a8", "int4", "int4+bf16", "fp8", "nvfp4")
     quality = gate(case, run_emulated(case.spec, case.plan, TEXT, keep_states=STATES) if coarse else None)
     assert quality.tokens == 64
-    assert quality.kl <= LIMITS[precision][0]
-    assert quality.emulated is (precision in ("bf16", "nvfp4"))
+    assert quality.kl <= LIMITS[case.plan.precision.name][0]
+    assert quality.emulated is (precision in ("bf16", "int4+bf16", "nvfp4"))
     assert ("numpy's emulation" if quality.emulated else "not an engine") in engine_quality_line(quality)
 
 
@@ -133,17 +133,18 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("precision", ["int4", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int4", "int4+bf16"])
 def test_states_that_fp16_cannot_hold_are_refused(tmp_path: Path, precision: str) -> None:
-    """D40: before a device finds out; bf16 has the room."""
+    """D40: before a device finds out; bf16 has the room, and the refusal names it."""
     case = engine_case(tmp_path, QWEN2, "native", precision, **WIDE)
-    reference = run_reference(case.spec, case.plan.weights, TEXT, keep_states=STATES)
+    reference = run_emulated(case.spec, case.plan, TEXT, keep_states=STATES)
     high = replace(reference, state_peaks=(20_000.0,))
-    if precision == "bf16":
+    if precision.endswith("bf16"):
         assert gate(case, high).state_peak == 20_000
         return
+    repair = {"fp16": "bf16", "int4": r"int4\+bf16"}[precision]
     with pytest.raises(
-        BundleError, match="hidden states reach 20000 and fp16 activations are allowed up to 16000"
+        BundleError, match=rf"reach 20000 and fp16 .* up to 16000; use --engine-precision {repair}$"
     ):
         gate(case, high)
 

@@ -13,13 +13,15 @@ import pytest
 from rtx import library, needs_rtx
 
 import semspec.export.engines
+import semspec.runtime.backends
 from semspec.export.engines.compiler import BITS, DTYPES, PRECISIONS
 
-FOLDER = Path(str(semspec.export.engines.__file__)).parent
-FILES = ("compiler.py", "library.py", "listening.py")
+EXPORT = Path(str(semspec.export.engines.__file__)).parent
+RUNTIME = Path(str(semspec.runtime.backends.__file__)).parent / "trt.py"
 TABLES = sorted((Path(__file__).parents[1] / "trt_api").glob("*.json"))
 
-# what a variable of these files holds -> the class of it
+# what a variable of the exporter's files, and of the runtime's, holds -> the class of it
+RUNTIME_CLASSES = {"context": "IExecutionContext", "engine": "ICudaEngine", "runtime": "Runtime"}
 CLASSES = {
     "attention": "IAttention",
     "builder": "Builder",
@@ -46,14 +48,16 @@ NATIVE_ONLY = {
     "IAttention.decomposable",
     "IAttention.mask",
 }
+FILES = {EXPORT / name: CLASSES for name in ("compiler.py", "library.py", "listening.py")}
+FILES[RUNTIME] = RUNTIME_CLASSES
 OLD = ("tensorrt-10.3.0", "tensorrt-10.13.3.9")
 
 
 def used() -> set[str]:
     """`Class.attribute`, and `Class` of the module, of all that the files name."""
     found = set()
-    for file in FILES:
-        for node in ast.walk(ast.parse((FOLDER / file).read_text(encoding="utf-8"))):
+    for file, classes in FILES.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Attribute) or node.attr.startswith("__"):
                 continue
             owner = node.value
@@ -61,8 +65,9 @@ def used() -> set[str]:
                 found.add(f"{owner.attr}.{node.attr}")
             if ast.unparse(owner).split(".")[-1] == "trt":
                 found.add(node.attr)
-            if isinstance(owner, ast.Name) and owner.id in CLASSES:
-                name = "IAttentionInputLayer" if node.attr == "attention" else CLASSES[owner.id]
+            variable = ast.unparse(owner).removeprefix("self._")
+            if variable in classes:
+                name = "IAttentionInputLayer" if node.attr == "attention" else classes[variable]
                 found.add(f"{name}.{node.attr}")
     return found
 
@@ -83,6 +88,10 @@ def test_names_are_found() -> None:
         "IAttention.mask",
         "ITensor.dtype",
         "ParserError.desc",
+        "Runtime.deserialize_cuda_engine",
+        "IExecutionContext.execute_async_v3",
+        "ICudaEngine.device_memory_size_v2",
+        "ExecutionContextAllocationStrategy.USER_MANAGED",
     } <= used()
     assert used() >= RTX_ONLY | NATIVE_ONLY
 
@@ -123,3 +132,12 @@ def test_table_of_the_installed_release_is_true() -> None:
     for name in names(table):
         owner, _, attribute = name.partition(".")
         assert hasattr(getattr(found.trt, owner), attribute) if attribute else hasattr(found.trt, owner), name
+
+
+def test_exporter_and_runtime_read_the_same_types() -> None:
+    """Each has its own table: the exporter must not need the runtime's driver."""
+    tables = [
+        node for node in ast.parse(RUNTIME.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)
+    ]
+    (table,) = [node.value for node in tables if ast.unparse(node.targets[0]) == "DTYPES"]
+    assert ast.literal_eval(table) == DTYPES

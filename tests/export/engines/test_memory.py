@@ -12,7 +12,7 @@ from semspec.export.engines.memory import MemoryNeed, check_memory, free_bytes, 
 from semspec.export.engines.profiles import PROBE_PROFILES, BuildSizes, make_profiles
 from semspec.runtime.errors import BackendError
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 ALLOWED = ("fp32", "bf16", "fp16", "int8", "int8-w8a8", "int4")
 NEED = MemoryNeed(weights=3 * GIB, build=10 * GIB, run=4 * GIB)
 
@@ -21,13 +21,25 @@ def device(gib: int, *, shared: bool) -> Device:
     return Device(name="Orin Nano", capability="8.7", n_bytes=gib * GIB, shared=shared)
 
 
-def test_estimate_covers_what_was_measured() -> None:
-    """Builds of 24 layers by TensorRT-RTX 1.7: 4.1 GB for 1.26 GB in fp16, 2.8 GB for 0.73 GB in int4; and not by much
-    more, or what would fit is refused."""
-    spec = contract_graphs.graph_spec()
-    for weights, peak in ((1.26e9, 4.1e9), (0.73e9, 2.8e9)):
-        need = memory_need(spec, int(weights), make_profiles(spec, BuildSizes()))
-        assert peak < need.build < 1.3 * peak
+@pytest.mark.parametrize(
+    ("graph", "n_layers", "weights", "peak"),
+    [
+        ("native", 24, 1202, 3910),  # random weights, fp16
+        ("native", 24, 696, 2670),  # random weights, int4
+        ("native", 30, 256.8, 1484),  # SmolLM2, fp16
+        ("native", 30, 183.2, 1266),  # fp8
+        ("native", 30, 135.4, 1028),  # int4
+        ("native", 30, 138.6, 1201),  # nvfp4
+        ("primitive", 30, 138.6, 1377),  # nvfp4
+        ("primitive", 30, 183.2, 1395),  # fp8
+        ("primitive", 30, 135.4, 1262),  # int4
+    ],
+)
+def test_estimate_covers_what_was_measured(graph: str, n_layers: int, weights: float, peak: float) -> None:
+    """MiB that builds by TensorRT-RTX 1.7 took; and not much more, or what would fit is refused."""
+    spec = contract_graphs.graph_spec(graph, n_layers=n_layers)
+    need = memory_need(spec, int(weights * MIB), make_profiles(spec, BuildSizes()))
+    assert peak * MIB < need.build < 1.3 * peak * MIB
 
 
 def test_a_plan_needs_its_weights_its_cache_and_its_logits() -> None:
