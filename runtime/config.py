@@ -236,8 +236,8 @@ class SpecConfig:
 
     min_confidence: float = 0.65
     """Of adaptive `confidence`. More: shorter drafts, and fewer lossy tokens; 0: whole ones. The default was chosen on
-    six training questions of the 1.5B/0.5B pair (tokens/s of `combined` at risk 0.2: 27.1 without, 28.5 to 29.3 from
-    0.5 on)."""
+    six training questions of the 1.5B/0.5B pair (tokens/s of `combined` at risk 0.2: on three 25.7 without and 29.3 at
+    0.5, on three others 27.7, 28.8 and 29.3 at 0.5, 0.65 and 0.8)."""
 
     max_segments: int = 1
     """Most segments that are drafted before the target looks at them, in one pass; they stay up to the first that is
