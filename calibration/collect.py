@@ -2,7 +2,7 @@
 
     for each question and slot:  context -> N draft samples -> N target samples, and the draft's read -> one file
 
-What the models write after a question's prompt is collected first, and the other slots begin with it.
+What the models write in one slot of a question is collected before the next, which begins with it.
 
 It decides what is collected, in which order and until when; segments are writing.py's, files collection.py's.
 """
@@ -23,7 +23,7 @@ from semspec.calibration.collection import (
     CollectionRun,
     CollectSettings,
 )
-from semspec.calibration.contexts import check_prompts, make_context
+from semspec.calibration.contexts import SLOTS, Start, check_prompts, make_context
 from semspec.calibration.pair import Pair, open_pair, rng_for
 from semspec.calibration.records import Context, Sample
 from semspec.calibration.writing import Author, Written, write_segments
@@ -82,7 +82,7 @@ def collect(
                     cell.slot,
                     max_segments=settings.max_segments,
                     seed=settings.seed,
-                    begun=_begun(collecting.collection, cell),
+                    starts=_starts(collecting.collection, cell),
                 )
                 samples = [] if context is None else sample_context(pair, context, settings)
                 collecting.add(cell, context, samples)
@@ -141,17 +141,26 @@ def _sample(pair: Pair, context: Context, number: int, segment: Written, **readi
     )
 
 
-def _begun(collection: Collection, cell: Cell) -> dict[str, tuple[int, ...]] | None:
-    """What both models have drawn after this question's prompt, one segment each; each slot has others.
+def _starts(collection: Collection, cell: Cell) -> list[Start]:
+    """Where this cell's prefix may begin: behind what the slots before it hold, the last first, with what was drawn
+    there; of the prompt's draws each slot takes others. Nothing behind a slot that is not collected.
 
     Read from the disk, so that a run which goes on begins as the one that was killed.
     """
-    number = {"target": 0, "mixed": 1}.get(cell.slot)
-    if number is None or "prompt" not in collection.run.slots(cell.question):
-        return None
-    _, samples = collection.read(Cell(cell.question, "prompt"))
-    drawn = {role: [one.ids for one in samples if one.author == role and not one.greedy] for role in ROLES}
-    return {role: segments[number] for role, segments in drawn.items()}
+    collected, starts = collection.run.slots(cell.question), list[Start]()
+    for slot in reversed(SLOTS[: SLOTS.index(cell.slot)]):
+        if slot not in collected:
+            break
+        context, samples = collection.read(Cell(cell.question, slot))
+        if context is None or (slot == "target" and collection.run.settings.max_segments == 1):
+            continue
+        number = 1 if (slot, cell.slot) == ("prompt", "mixed") else 0
+        drawn = {
+            role: [one.ids for one in samples if one.author == role and not one.greedy] for role in ROLES
+        }
+        start = Start(ids=context.ids, drawn={role: segments[number] for role, segments in drawn.items()})
+        starts.append(start)
+    return starts
 
 
 def _check_request(problems: Sequence[Problem], shard: tuple[int, int], budget: float | None) -> None:

@@ -41,7 +41,7 @@ __all__ = [
     "open_collection",
 ]
 
-FORMAT = 2  # 1: every context drawn anew, every segment read in a pass of its own
+FORMAT = 3  # 1: every context drawn anew, every segment read in a pass of its own; 2: `mixed` behind the prompt alone
 _FILE = re.compile(rf"(\d{{5,}})-({'|'.join(SLOTS)})\.safetensors")
 _WRITING = re.compile(rf"\.(?:{_FILE.pattern})\.writing")
 

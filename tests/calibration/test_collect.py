@@ -82,23 +82,26 @@ def test_prefixes_go_on_from_the_prompt(whole: Collection) -> None:
 
 
 def test_prefixes_begin_with_what_was_drawn_after_the_prompt(whole: Collection) -> None:
-    """It is not drawn again: `target` begins with the target's first sample there, `mixed` with anybody's second."""
+    """It is not drawn again: `target` begins with the target's first sample, `mixed` behind that with a first sample
+    there, or behind the prompt with a second."""
     found = {context.id: (context.ids, samples) for context, samples in whole.contexts()}
+
+    def drawn(slot: str, number: int, *roles: str) -> list[tuple[int, ...]]:
+        """The texts with which a prefix may begin, of what the authors drew in a slot."""
+        ids, samples = found.get(f"{problem.id}/{slot}", ((), []))
+        own = [[one.ids for one in samples if one.author == role and not one.greedy] for role in roles]
+        return [(*ids, *segments[number]) for segments in own if segments]
+
     begun = 0
     for problem in PROBLEMS:
-        prompt, samples = found[f"{problem.id}/prompt"]
-        drawn = {
-            role: [one.ids for one in samples if one.author == role and not one.greedy]
-            for role in ("draft", "target")
-        }
         allowed = {
-            "target": [drawn["target"][0]],
-            "mixed": [drawn["target"][1], drawn["draft"][1]],
+            "target": drawn("prompt", 0, "target"),
+            "mixed": [*drawn("target", 0, "draft", "target"), *drawn("prompt", 1, "draft", "target")],
         }
-        for slot, first in allowed.items():
+        for slot, beginnings in allowed.items():
             if f"{problem.id}/{slot}" in found:
-                ids = found[f"{problem.id}/{slot}"][0][len(prompt) :]
-                assert any(ids[: len(segment)] == segment for segment in first)
+                ids = found[f"{problem.id}/{slot}"][0]
+                assert any(ids[: len(text)] == text for text in beginnings)
                 begun += 1
     assert begun >= 4
 

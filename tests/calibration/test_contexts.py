@@ -11,7 +11,7 @@ import pytest
 import tiny_pairs
 
 from semspec.calibration.bench.records import Problem
-from semspec.calibration.contexts import SLOTS, check_prompts, make_context, prompt_ids
+from semspec.calibration.contexts import SLOTS, Start, check_prompts, make_context, prompt_ids
 from semspec.calibration.pair import Pair, open_pair
 from semspec.calibration.records import Context
 from semspec.export.pipeline import export_pair
@@ -149,17 +149,37 @@ def test_the_seed_decides(plain: Pair) -> None:
 
 def test_a_prefix_may_begin_with_what_is_there(plain: Pair) -> None:
     """A segment that its author has drawn already is the first; all behind it follows from it."""
-    whole = stopped_by(plain, ())
-    problem = PROBLEMS[0]
-    n = len(prompt_ids(plain.tokenizer, problem))
-    begun = {"target": (65, 66, 67, 68, 69), "draft": (75, 76, 77, 78, 79)}
+    whole, problem = stopped_by(plain, ()), PROBLEMS[0]
+    prompt = tuple(prompt_ids(plain.tokenizer, problem))
+    drawn = {"target": (65, 66, 67, 68, 69), "draft": (75, 76, 77, 78, 79)}
+    starts = [Start(ids=prompt, drawn=drawn)]
     found = [
-        make_context(whole, problem, slot, max_segments=3, seed=seed, begun=begun)
-        for slot in SLOTS
+        make_context(whole, problem, slot, max_segments=4, seed=seed, starts=starts)
+        for slot in SLOTS[1:]
         for seed in range(12)
     ]
-    written = [context.ids[n:] for context in found if context is not None and context.ids[n:]]
-    assert len(found) == 36 and {ids[:5] for ids in written} == set(begun.values())
-    assert len(set(written)) > len(begun)
-    ends = make_context(stopped_by(plain, [69]), problem, "target", max_segments=3, seed=0, begun=begun)
+    written = [context.ids[len(prompt) :] for context in found if context is not None]
+    assert len(written) == 24 and {ids[:5] for ids in written} == set(drawn.values())
+    assert len(set(written)) > len(drawn)
+    ends = make_context(stopped_by(plain, [69]), problem, "target", max_segments=3, seed=0, starts=starts)
     assert ends is None  # the answer ends with it
+
+
+def test_a_mixed_prefix_goes_on_where_the_targets_ends(plain: Pair) -> None:
+    """What is drawn once serves two contexts; who collects the second alone gets the same kind of text."""
+    target = plain.models["target"]  # and a draft that has all of its ids
+    whole = replace(stopped_by(plain, ()), models={"target": target, "draft": target})
+    for problem in PROBLEMS:
+        before, found = (make(whole, problem, slot) for slot in ("target", "mixed"))
+        assert before is not None and found is not None and found.written_by == "mixed"
+        assert found.ids[: len(before.ids)] == before.ids and len(found.ids) > len(before.ids)
+
+
+def test_a_start_that_leaves_nothing_to_write_is_passed_over(plain: Pair) -> None:
+    """The target's prefix may reach the end of the answer: then the question alone is gone on from."""
+    whole, problem = stopped_by(plain, [70]), PROBLEMS[0]
+    prompt = tuple(prompt_ids(plain.tokenizer, problem))
+    ending, going = {"draft": (70,), "target": (70,)}, {"draft": (75,) * 5, "target": (65,) * 5}
+    starts = [Start(ids=(*prompt, 80, 80), drawn=ending), Start(ids=prompt, drawn=going)]
+    found = make_context(whole, problem, "mixed", max_segments=2, seed=0, starts=starts)
+    assert found is not None and found.ids == (*prompt, *going["draft"])
