@@ -127,7 +127,11 @@ def calibrate() -> None:
     "--out", type=click.Path(path_type=Path), help="New folder for the probes.  [default: in the bundle]"
 )
 @click.option("--backend", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Questions worked on at once, each on a core.  [default: one a core]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the tables.")
 def run(
     bundle: Path,

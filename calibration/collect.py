@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 
 from semspec.calibration.bench.data import fingerprint
@@ -24,8 +26,9 @@ from semspec.calibration.collection import (
     CollectSettings,
 )
 from semspec.calibration.contexts import SLOTS, Start, check_prompts, make_context
-from semspec.calibration.pair import Pair, open_pair, rng_for
+from semspec.calibration.pair import Pair, open_pairs, rng_for
 from semspec.calibration.records import Context, Sample
+from semspec.calibration.sharing import Budget, share_out
 from semspec.calibration.writing import Author, Written, write_segments
 from semspec.runtime.bundle import ROLES, Bundle
 from semspec.runtime.config import SamplingParams
@@ -54,42 +57,50 @@ def collect(
     """Collect, or go on collecting, in the folder `out`; the bundle is only read.
 
     boundary: None for the bundle's. shard: (i, n), the i-th of n parts of the questions, i from 1. budget: minutes, by
-    `clock`; a context that might not be ready in time, by the longest so far, is not begun. What is collected does not
-    depend on the budget and on how often it was interrupted. Not guaranteed: the same bits with other threads.
+    `clock`; a context that might not be ready in time, by the longest so far, is not begun. threads: questions that are
+    worked on at once, each on a core, None for one a core. What is collected does not depend on the budget, on how
+    often it was interrupted, and on a CPU on threads. on_progress is called in this thread.
 
     Raises CalibrationError: no questions, two with one id, one that leaves no room for a segment, a bundle without a
     draft, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something else; errors of
     the bundle and its engines. What was collected before an error stays.
     """
-    started, settings = clock(), settings or CollectSettings()
-    _check_request(problems, shard, budget)
+    allowed, settings = Budget(budget, clock), settings or CollectSettings()
+    _check_request(problems, shard)
     opened = Bundle.open(bundle)
     sampling = SamplingParams(temperature=settings.temperature, top_p=settings.top_p)
-    with open_pair(opened, sampling=sampling, boundary=boundary, backend=backend, threads=threads) as pair:
-        check_prompts(pair, problems)
-        run = _describe(opened, pair, problems, settings, backend=backend, shard=shard)
+    with open_pairs(opened, sampling=sampling, boundary=boundary, backend=backend, threads=threads) as pairs:
+        check_prompts(pairs[0], problems)
+        run = _describe(opened, pairs[0], problems, settings, backend=backend, shard=shard)
         with Collecting(out, run) as collecting:
+
+            def collect_cell(pair: Pair, cell: Cell) -> bool:
+                """Whether there was time for it."""
+                if (began := allowed.begin()) is None:
+                    return False
+                starts = _starts(collecting.collection, cell)
+                collecting.add(cell, *_collect(pair, problems[cell.question], cell.slot, starts, settings))
+                allowed.end(began)
+                return True
+
             missing, n_cells = collecting.collection.missing, len(list(run.cells()))
-            longest = 0.0
-            for done, cell in enumerate(missing, start=n_cells - len(missing) + 1):
-                began = clock()
-                if budget is not None and began - started + longest > 60 * budget:
-                    break
-                problem = problems[cell.question]
-                context = make_context(
-                    pair,
-                    problem,
-                    cell.slot,
-                    max_segments=settings.max_segments,
-                    seed=settings.seed,
-                    starts=_starts(collecting.collection, cell),
-                )
-                samples = [] if context is None else sample_context(pair, context, settings)
-                collecting.add(cell, context, samples)
-                longest = max(longest, clock() - began)
-                if on_progress is not None:
-                    on_progress("collecting", done, n_cells)
+            n_done = n_cells - len(missing)
+            questions = [list(cells) for _, cells in groupby(missing, key=lambda cell: cell.question)]
+            with closing(share_out(pairs, questions, collect_cell)) as finished:
+                for _, is_there in finished:
+                    n_done += is_there
+                    if on_progress is not None and is_there:
+                        on_progress("collecting", n_done, n_cells)
             return collecting.collection
+
+
+def _collect(
+    pair: Pair, problem: Problem, slot: str, starts: Sequence[Start], settings: CollectSettings
+) -> tuple[Context | None, list[Sample]]:
+    context = make_context(
+        pair, problem, slot, max_segments=settings.max_segments, seed=settings.seed, starts=starts
+    )
+    return context, [] if context is None else sample_context(pair, context, settings)
 
 
 def sample_context(pair: Pair, context: Context, settings: CollectSettings) -> list[Sample]:
@@ -163,7 +174,7 @@ def _starts(collection: Collection, cell: Cell) -> list[Start]:
     return starts
 
 
-def _check_request(problems: Sequence[Problem], shard: tuple[int, int], budget: float | None) -> None:
+def _check_request(problems: Sequence[Problem], shard: tuple[int, int]) -> None:
     if not problems:
         raise CalibrationError("there are no questions; give at least one")
     ids = set[str]()
@@ -174,8 +185,6 @@ def _check_request(problems: Sequence[Problem], shard: tuple[int, int], budget: 
     index, count = shard
     if not 1 <= index <= count:
         raise ConfigError(f"shard must be i/n with i in 1..n, got {index}/{count}")
-    if budget is not None and not budget > 0:
-        raise ConfigError(f"the budget must be more than 0 minutes, got {budget}")
 
 
 def _describe(

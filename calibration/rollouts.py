@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from semspec.calibration.bench.answers import check_gold, is_correct
 from semspec.calibration.collection import Cell, Collection
 from semspec.calibration.outcomes import FORMAT, Outcome, OutcomeRun, Outcomes, RollOut, WritingOutcomes
-from semspec.calibration.pair import Pair, open_pair
+from semspec.calibration.pair import Pair, open_pairs
 from semspec.calibration.records import Context, Sample
+from semspec.calibration.sharing import Budget, share_out
 from semspec.runtime.bundle import Bundle
 from semspec.runtime.chooser import Chooser
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.drafting import ModelDrafter
-from semspec.runtime.errors import CalibrationError, ConfigError
+from semspec.runtime.errors import CalibrationError
 from semspec.runtime.loop import Request, decode
 from semspec.runtime.probes import model_hashes
 from semspec.runtime.records import Progress
@@ -49,15 +52,14 @@ def find_outcomes(
 
     Contexts of questions without a known answer have none. max_tokens: of a roll-out; a longer answer is cut off and
     right only by what it has put in a box. budget: minutes, by `clock`; a context that might not be ready in time, by
-    the longest so far, is not begun. The backend is the collection's. Main thread only, as is_correct.
+    the longest so far, is not begun. threads: contexts that are worked on at once, each on a core, None for one a core.
+    The backend is the collection's. Main thread only, as is_correct.
 
     Raises CalibrationError: another bundle than was collected from, an answer that cannot be read, a damaged
     collection, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something else; errors
     of the bundle and its engines. What was found before an error stays.
     """
-    started, longest = clock(), 0.0
-    if budget is not None and not budget > 0:
-        raise ConfigError(f"the budget must be more than 0 minutes, got {budget}")
+    allowed = Budget(budget, clock)
     sampling = SamplingParams(max_tokens=max_tokens)
     opened, backend = Bundle.open(bundle), collection.run.backend
     if model_hashes(opened.manifest) != collection.run.models:
@@ -70,25 +72,33 @@ def find_outcomes(
     )
     with (
         WritingOutcomes(out, run, collection) as writing,
-        open_pair(
+        open_pairs(
             opened, sampling=sampling, boundary=collection.run.boundary, backend=backend, threads=threads
-        ) as pair,
+        ) as pairs,
     ):
+
+        def roll_out_cell(pair: Pair, cell: Cell) -> list[_Ending] | None:
+            """None where there was no time for it."""
+            if (began := allowed.begin()) is None:
+                return None
+            context, samples = collection.read(cell)
+            endings = []
+            if context is not None and context.answer is not None:
+                endings = _roll_out(pair, _n_prompt(collection, cell), context, samples)
+            allowed.end(began)
+            return endings
+
         missing = writing.outcomes.missing
         n_ready = sum(1 for _ in collection.run.cells()) - len(collection.missing)
-        prompts = _Prompts(collection)
-        for done, cell in enumerate(missing, start=n_ready - len(missing) + 1):
-            began = clock()
-            if budget is not None and began - started + longest > 60 * budget:
-                break
-            context, samples = collection.read(cell)
-            outcome = None
-            if context is not None and context.answer is not None:
-                outcome = _find_outcome(pair, prompts.length(cell), context, context.answer, samples)
-            writing.add(cell, outcome)
-            longest = max(longest, clock() - began)
-            if on_progress is not None:
-                on_progress("rolling out", done, n_ready)
+        n_done = n_ready - len(missing)
+        with closing(share_out(pairs, [[cell] for cell in missing], roll_out_cell)) as finished:
+            for cell, endings in finished:
+                if endings is None:
+                    continue
+                writing.add(cell, _judge(collection, cell, endings) if endings else None)
+                n_done += 1
+                if on_progress is not None:
+                    on_progress("rolling out", n_done, n_ready)
         return writing.outcomes
 
 
@@ -119,48 +129,58 @@ def go_on(pair: Pair, ids: Sequence[int], max_tokens: int) -> tuple[tuple[int, .
     return tuple(token for step in steps for token in step.ids), steps[-1].finish_reason == "stop"
 
 
-class _Prompts:
-    """Tokens of each question's prompt, which is the context of its first slot."""
-
-    def __init__(self, collection: Collection) -> None:
-        self._collection = collection
-        self._known: tuple[int, int] | None = None  # question, tokens
-
-    def length(self, cell: Cell) -> int:
-        """Raises CalibrationError where the question's prompt was not collected."""
-        if self._known is None or self._known[0] != cell.question:
-            first = Cell(cell.question, "prompt")
-            context = None if first in self._collection.missing else self._collection.read(first)[0]
-            if context is None:
-                raise CalibrationError(
-                    f"{self._collection.folder} lacks {first.file}, the prompt of other contexts in it; collect on"
-                )
-            self._known = cell.question, len(context.ids)
-        return self._known[1]
+def _n_prompt(collection: Collection, cell: Cell) -> int:
+    """Tokens of the question's prompt, which is the context of its first slot. Raises CalibrationError where that was
+    not collected."""
+    first = Cell(cell.question, "prompt")
+    context = None if first in collection.missing else collection.read(first)[0]
+    if context is None:
+        raise CalibrationError(
+            f"{collection.folder} lacks {first.file}, the prompt of other contexts in it; collect on"
+        )
+    return len(context.ids)
 
 
-def _find_outcome(
-    pair: Pair, n_prompt: int, context: Context, answer: str, samples: Sequence[Sample]
-) -> Outcome:
-    """Both roll-outs of a context. n_prompt: its first so many tokens are the question."""
-    check_gold(answer)
-    greedy = {sample.author: sample.ids for sample in samples if sample.greedy}
+class _Ending(NamedTuple):
+    """How an answer ends after a segment. text: of the whole answer. whole: it came to an end by itself."""
+
+    segment: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    whole: bool
+
+
+def _roll_out(pair: Pair, n_prompt: int, context: Context, samples: Sequence[Sample]) -> list[_Ending]:
+    """After each greedy segment of a context. n_prompt: its first so many tokens are the question."""
+    endings = []
+    for segment in dict.fromkeys(sample.ids for sample in samples if sample.greedy):
+        begun = (*context.ids, *segment)
+        ids, whole = go_on(pair, begun, pair.sampling.max_tokens)
+        stream = pair.tokenizer.stream(begun[:n_prompt])
+        text = stream.push((*begun[n_prompt:], *ids)) + stream.finish()
+        endings.append(_Ending(segment=segment, ids=ids, text=text, whole=whole))
+    return endings
+
+
+def _judge(collection: Collection, cell: Cell, endings: Sequence[_Ending]) -> Outcome:
+    """Which of a context's answers are right."""
+    context, samples = collection.read(cell)
+    assert context is not None and context.answer is not None
+    check_gold(context.answer)
     found = {
-        segment: _roll_out(pair, n_prompt, context, answer, segment)
-        for segment in dict.fromkeys(greedy.values())
+        one.segment: RollOut(
+            segment=one.segment,
+            ids=one.ids,
+            whole=one.whole,
+            right=is_correct(one.text, context.answer, whole=one.whole),
+        )
+        for one in endings
     }
+    greedy = {sample.author: sample.ids for sample in samples if sample.greedy}
     return Outcome(
         context=context.id,
         question=context.question,
-        answer=answer,
+        answer=context.answer,
         after_draft=found[greedy["draft"]],
         after_own=found[greedy["target"]],
     )
-
-
-def _roll_out(pair: Pair, n_prompt: int, context: Context, answer: str, segment: tuple[int, ...]) -> RollOut:
-    begun = (*context.ids, *segment)
-    ids, whole = go_on(pair, begun, pair.sampling.max_tokens)
-    stream = pair.tokenizer.stream(begun[:n_prompt])
-    text = stream.push((*begun[n_prompt:], *ids)) + stream.finish()
-    return RollOut(segment=segment, ids=ids, whole=whole, right=is_correct(text, answer, whole=whole))

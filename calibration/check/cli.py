@@ -33,7 +33,11 @@ QUESTIONS = 45  # of three contexts with eight drawn segments: more than a thous
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of built-in problems."
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Folder of the steps.  [default: BUNDLE.check]")
-@click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one a core]")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Questions worked on at once, each on a core.  [default: one a core]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
 def check(
     bundle: Path,

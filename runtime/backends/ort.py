@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,21 @@ class OrtBackend:
 
     def __init__(self, name: str, threads: int | None, spin: bool) -> None:
         self.name, self._threads, self._spin = name, threads, spin
+        self._engines: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 
     def open(self, graph: Path) -> OrtSession:
-        """Load a graph file; its weights are looked for beside it."""
+        """Load a graph file; its weights are looked for beside it.
+
+        Of a graph that is open already the weights are shared. Each session has buffers of its own, and two may run at
+        once, in two threads.
+        """
+        path = graph.resolve()
+        engine = self._engines.get(path)
+        if engine is None:
+            engine = self._engines[path] = self._load(graph)
+        return OrtSession(engine, self)
+
+    def _load(self, graph: Path) -> Any:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self._threads or _default_threads()
         options.inter_op_num_threads = 1
@@ -71,7 +84,7 @@ class OrtBackend:
                 f"onnxruntime opened {graph} on {session.get_providers()[0]} instead of {PROVIDERS[self.name]}: "
                 f"the device or its libraries are missing; use backend 'cpu' or repair them"
             )
-        return OrtSession(session, self)
+        return session
 
     @property
     def plans(self) -> None:

@@ -144,11 +144,11 @@ def test_interrupted_after_every_step_it_ends_with_the_same_bytes(
 ) -> None:
     """Nothing is repeated: what was there is not touched; what a kill left half-written is no obstacle."""
     out, written = tmp_path / "out", dict[str, int]()
-    for _ in range(len(list(whole.run.cells()))):
+    while len(written) < len(list(whole.run.cells())):
         with pytest.raises(_Killed):
             run(short_pair, out, on_progress=_kill)
         now = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
-        assert len(now) == len(written) + 1 and written.items() <= now.items()
+        assert len(now) > len(written) and written.items() <= now.items()
         written = now
         (out / ".00001-mixed.safetensors.writing").write_bytes(b"torn")
     steps: list[tuple[int, int]] = []
@@ -156,6 +156,14 @@ def test_interrupted_after_every_step_it_ends_with_the_same_bytes(
     assert not steps, "something was done again"
     (out / ".00001-mixed.safetensors.writing").unlink(missing_ok=True)
     assert tiny_pairs.tree(out) == tiny_pairs.tree(whole.folder)
+
+
+def test_questions_worked_on_at_once_give_the_same_bytes(
+    whole: Collection, short_pair: Path, tmp_path: Path
+) -> None:
+    """Each question by one pair on one core: how many there are is nobody's business."""
+    assert not run(short_pair, tmp_path / "out", threads=3).missing
+    assert tiny_pairs.tree(tmp_path / "out") == tiny_pairs.tree(whole.folder)
 
 
 def test_shards_joined_are_the_whole_run(whole: Collection, short_pair: Path, tmp_path: Path) -> None:

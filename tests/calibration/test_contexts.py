@@ -12,7 +12,7 @@ import tiny_pairs
 
 from semspec.calibration.bench.records import Problem
 from semspec.calibration.contexts import SLOTS, Start, check_prompts, make_context, prompt_ids
-from semspec.calibration.pair import Pair, open_pair
+from semspec.calibration.pair import Pair, open_pairs
 from semspec.calibration.records import Context
 from semspec.export.pipeline import export_pair
 from semspec.runtime.bundle import Bundle
@@ -34,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     draft = tiny_pairs.save_checkpoint(folder / "draft", seed=1)
     requests = tiny_pairs.request(target), tiny_pairs.request(draft)
     opened = Bundle.open(export_pair(*requests, folder / "bundle", tiny_pairs.settings()).path)
-    with open_pair(opened, sampling=SAMPLING, boundary=BOUNDARY, threads=1) as pair:
+    with open_pairs(opened, sampling=SAMPLING, boundary=BOUNDARY, threads=1) as (pair,):
         model = pair.models["draft"]
         model.spec = replace(
             model.spec, vocab_size=126

@@ -14,7 +14,7 @@ import torch
 from one_pass import read_segment
 from transformers import AutoModelForCausalLM
 
-from semspec.calibration.pair import Pair, open_pair, rng_for
+from semspec.calibration.pair import Pair, open_pairs, rng_for
 from semspec.calibration.writing import Author, Written, write_segments
 from semspec.export.pipeline import export_pair
 from semspec.runtime.bundle import Bundle
@@ -52,7 +52,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 @pytest.fixture(scope="module")
 def pair(checkpoints: Checkpoints) -> Iterator[Pair]:
     opened = Bundle.open(checkpoints.bundle)
-    with open_pair(opened, sampling=SAMPLING, boundary=BOUNDARY, threads=1) as pair:
+    with open_pairs(opened, sampling=SAMPLING, boundary=BOUNDARY, threads=1) as (pair,):
         yield pair
 
 
@@ -218,11 +218,11 @@ def test_a_pair_is_needed(tiny_bundle: Path, checkpoints: Checkpoints) -> None:
     """There is nothing to judge where no draft writes."""
     with (
         pytest.raises(CalibrationError, match="has no draft model"),
-        open_pair(Bundle.open(tiny_bundle), sampling=SAMPLING),
+        open_pairs(Bundle.open(tiny_bundle), sampling=SAMPLING),
     ):
         pass
     with (
         pytest.raises(ConfigError, match="backend must be one of"),
-        open_pair(Bundle.open(checkpoints.bundle), sampling=SAMPLING, backend="tpu"),
+        open_pairs(Bundle.open(checkpoints.bundle), sampling=SAMPLING, backend="tpu"),
     ):
         pass

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,25 @@ def test_outputs_outlive_their_session(graph: Path, by_hand: bool) -> None:
     assert [array[0, 0] for array in kept] == [2, 3, 4]
 
 
-def test_two_sessions_on_one_graph_do_not_share_anything(graph: Path) -> None:
+def test_two_sessions_on_one_graph_may_run_at_once(graph: Path) -> None:
+    """Calibration works on several questions: weights are there once, buffers are each one's own."""
+    backend = open_backend("cpu", threads=1)
+    totals = []
+
+    def add_up(factor: int) -> None:
+        session, total = backend.open(graph), backend.zeros((2,), "float32")
+        session.bind("total", "total_out", total)
+        for _ in range(200):
+            assert (session.run(feeds(factor=factor), ["scaled"])["scaled"].numpy() == factor).all()
+        totals.append(total.numpy()[0])
+        session.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add_up, (2, 3)))
+    assert totals == [600, 600]
+
+
+def test_two_sessions_on_one_graph_share_no_buffer(graph: Path) -> None:
     """A target and a draft are open at once; so are two requests of a server."""
     backend = open_backend("cpu", threads=1)
     one, two = backend.open(graph), backend.open(graph)
