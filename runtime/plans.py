@@ -172,15 +172,15 @@ def find_plan(
         )
     folder = min(fitting, key=lambda path: (len(fitting[path].capabilities), path.name))
     plan = fitting[folder].plans[graph]
-    check_plan_file(folder, plan, verify=verify)
+    check_plan_file(folder, plan, verify=verify, command=command)
     _check_sources(bundle, folder, plan, command)
     return folder / plan.file, plan
 
 
-def check_plan_file(folder: Path, plan: PlanFile, *, verify: bool) -> None:
-    """Inside, of the promised size and, on request, content. Raises BundleError."""
+def check_plan_file(folder: Path, plan: PlanFile, *, verify: bool, command: str = "semspec build") -> None:
+    """Inside, of the promised size and, on request, content. command: what makes it again. Raises BundleError."""
     path = inside(folder, plan.file)
-    again = "copy the whole bundle, or remove this folder and run semspec build"
+    again = f"copy the whole bundle, or remove this folder and build again: {command}"
     if not path.is_file():
         raise BundleError(f"{path} is missing: {plan.size} bytes expected; {again}")
     if (size := path.stat().st_size) != plan.size:

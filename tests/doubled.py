@@ -25,6 +25,7 @@ from semspec.runtime.segments import Boundary
 DOUBLES = Path(__file__).parent / "doubles"
 ENGINE, VERSION, CAPABILITY = "tensorrt-rtx", "0.0.double", "8.6"
 SIZES = BuildSizes(chunk=64, rows=16)
+MEMORY = {"target": 4096, "draft": 16384}  # what the target worked in has to grow for the draft
 BOUNDARY = Boundary(kind="newline", min_tokens=1, max_tokens=6)
 
 
@@ -49,15 +50,25 @@ def make_driver(folder: Path, fails: int = 0) -> Path:
 def run(driver: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A Python over the doubles."""
     paths = [str(DOUBLES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "PYTHONPATH": os.pathsep.join(paths)}
+    changes = {"LD_LIBRARY_PATH": str(driver), "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **changes}
     return subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
     )
 
 
-def play(driver: Path, bundle: Path, *mutation: str) -> dict[str, Any]:
+def play(driver: Path, bundle: Path, backends: str = ENGINE, *mutations: str) -> dict[str, Any]:
     """What doubles/play.py prints."""
-    done = run(driver, DOUBLES / "play.py", bundle, *mutation)
+    return _read(run(driver, DOUBLES / "play.py", bundle, backends, *mutations))
+
+
+def run_passes(driver: Path, bundle: Path, backend: str, plan: Path | None = None) -> dict[str, Any]:
+    """What doubles/passes.py prints; `told`: what it logged."""
+    done = run(driver, DOUBLES / "passes.py", bundle, backend, *filter(None, [plan]))
+    return {**_read(done), "told": done.stderr}
+
+
+def _read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -102,7 +113,8 @@ def _add(
     plans = {}
     for name, file in files.items():
         graph, plan = bundle.path / home / file, folder / f"{name}.plan"
-        plan.write_text(json.dumps({"graph": str(graph), "profiles": list(profiles.values())}))
+        content = {"graph": str(graph), "profiles": list(profiles.values()), "memory": MEMORY.get(home, 256)}
+        plan.write_text(json.dumps(content))
         plans[name] = PlanFile(
             file=plan.name,
             sources={f"{home}/{file}": sha256_of(graph)},

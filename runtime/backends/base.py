@@ -86,7 +86,7 @@ class Backend(Protocol):
         ...
 
     def part(self, tensor: Tensor, index: int) -> Tensor:
-        """The memory of tensor[index], not a copy. tensor: from `zeros`."""
+        """The memory of tensor[index], not a copy. tensor: from `zeros`, or an output of the last run."""
         ...
 
     def store(self, rows: Tensor, buffer: Tensor, at: int) -> None:

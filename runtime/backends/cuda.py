@@ -1,4 +1,4 @@
-"""Memory of one NVIDIA GPU and the work on it, through its driver: buffers, copies, one stream. Knows no engine.
+"""Memory of one NVIDIA GPU and the work on it, through its driver: buffers, copies, one stream, graphs. No engine.
 
 The driver's interface and not the runtime's: it is the same on every CUDA that a device may have, and without a driver
 it says so instead of crashing. All work goes through one stream, in the order it was asked for.
@@ -6,8 +6,11 @@ it says so instead of crashing. All work goes through one stream, in the order i
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,10 +26,11 @@ except ImportError as error:
         "pip install 'semspec[rtx]' (or 'semspec[tensorrt]'; on Jetson 'semspec[jetson]')"
     ) from None
 
-__all__ = ["DeviceTensor", "Gpu", "item_size"]
+__all__ = ["DeviceTensor", "Gpu", "Graph", "item_size"]
 
 NON_BLOCKING = 1  # a stream that does not wait for the default one
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 BFLOAT16 = "bfloat16"  # numpy has none: read as fp32
 
 
@@ -95,6 +99,31 @@ class Gpu:
         copy.WidthInBytes, copy.Height = n_rows * row_bytes, math.prod(outer)
         _call(driver.cuMemcpy2DAsync, copy, self.stream)
 
+    def record(self, ask: Callable[[], None]) -> Graph:
+        """What `ask` puts on the stream, recorded instead of done; launched, it works on the addresses of now.
+
+        Other threads may use the GPU meanwhile; this one may wait for nothing, allocate and free nothing. Raises what
+        `ask` raises, and BackendError for what cannot be recorded and where there was nothing; the stream goes on
+        working after either.
+        """
+        with _nothing_collected():
+            _call(driver.cuStreamBeginCapture, self.stream, THREAD_LOCAL)
+            try:
+                ask()
+            except BaseException:
+                _, graph = driver.cuStreamEndCapture(self.stream)
+                if graph is not None:
+                    driver.cuGraphDestroy(graph)
+                raise
+            graph = _call(driver.cuStreamEndCapture, self.stream)
+        try:
+            # replayed, an empty one would leave old results where new ones belong
+            if not _call(driver.cuGraphGetNodes, graph):
+                raise BackendError("the NVIDIA driver recorded nothing")
+            return Graph(self, _call(driver.cuGraphInstantiate, graph, 0), self._context)
+        finally:
+            driver.cuGraphDestroy(graph)
+
     def wait(self) -> None:
         """Until all that was asked for is done."""
         _call(driver.cuStreamSynchronize, self.stream)
@@ -129,6 +158,18 @@ class DeviceTensor:
         return (values.astype(np.uint32) << 16).view(np.float32) if narrow else values
 
 
+class Graph:
+    """Recorded work of a Gpu, to be launched as a whole any number of times. Destroyed when nobody refers to it."""
+
+    def __init__(self, gpu: Gpu, executable: Any, context: Any) -> None:
+        self._gpu, self._executable = gpu, executable
+        weakref.finalize(self, _destroy, executable, context)
+
+    def launch(self) -> None:
+        """Put it on the stream."""
+        _call(driver.cuGraphLaunch, self._executable, self._gpu.stream)
+
+
 class _Block:
     """Memory of the driver, given back when nobody refers to it."""
 
@@ -142,13 +183,25 @@ def item_size(dtype: str) -> int:
 
 
 def _call(function: Any, *arguments: Any) -> Any:
-    """What the driver answers. Raises BackendError with its own name of what went wrong."""
+    """What the driver answers, the last of it. Raises BackendError with its own name of what went wrong."""
     status, *found = function(*arguments)
     if int(status) != 0:
         raise BackendError(
             f"the NVIDIA driver failed in {function.__name__}: {status.name}{_hint(status.name)}"
         )
-    return found[0] if found else None
+    return found[-1] if found else None
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage may hold memory of the GPU, and giving that back breaks a recording."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _hint(status: str) -> str:
@@ -162,6 +215,11 @@ def _hint(status: str) -> str:
 def _free(address: int, context: Any) -> None:
     driver.cuCtxSetCurrent(context)  # it may be any thread that drops the last reference
     driver.cuMemFree(address)  # at a process's end the context may be gone before, and the memory with it
+
+
+def _destroy(executable: Any, context: Any) -> None:
+    driver.cuCtxSetCurrent(context)
+    driver.cuGraphExecDestroy(executable)
 
 
 def _release(stream: Any, device: Any) -> None:

@@ -7,7 +7,9 @@ been run on a GPU with it yet.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 
 from semspec.runtime.backends.base import PlanDevice
 from semspec.runtime.backends.cuda import DeviceTensor, Gpu
+from semspec.runtime.backends.passes import Pass
 from semspec.runtime.errors import BackendError
 from semspec.runtime.records import Array, TensorSpec
 
@@ -27,6 +30,9 @@ EXTRAS = {"tensorrt": "tensorrt", "tensorrt-rtx": "rtx"}
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
 KEPT = ("INTERNAL_ERROR", "ERROR")
 MOST_TEXT = 300  # characters of what an engine says, in an error
+MOST_GRAPHS = 32  # shapes that a session keeps in mind; each may cost a context of the engine
+
+logger = logging.getLogger(__name__)
 
 
 def create(name: str, *, threads: int | None, spin: bool) -> TrtBackend:
@@ -53,6 +59,7 @@ class TrtBackend:
         self._runtime = trt.Runtime(self._logger)
         if self._runtime is None:
             raise BackendError(f"{name} {trt.__version__} has no runtime here: {self.reason()}")
+        self.has_own_graphs = hasattr(trt, "CudaGraphStrategy")  # TensorRT-RTX, from 1.2 on
         self._work: DeviceTensor | None = None
 
     @property
@@ -87,9 +94,13 @@ class TrtBackend:
         self.gpu.write_rows(rows, buffer, at)
 
     def work(self, n_bytes: int) -> DeviceTensor:
-        """Memory for one pass at a time: all sessions share it, since one stream carries all of their passes."""
+        """Memory for one pass at a time: all sessions share it, since one stream carries all of their passes.
+
+        It MOVES when one of them needs more: what was set up or recorded with the address of before must not run.
+        """
         if self._work is None or self._work.n_bytes < n_bytes:
             self.gpu.wait()
+            self._work = None  # given back before more is taken
             self._work = self.gpu.empty((n_bytes,), "uint8")
         return self._work
 
@@ -100,7 +111,14 @@ class TrtBackend:
 
 
 class TrtSession:
-    """One opened plan: a context for each of its profiles, and buffers that are allocated once."""
+    """One opened plan: contexts of the engine, and buffers that are allocated once.
+
+    Shapes that come once, such as the end of a prompt, share a context of their profile. Those that come again get one
+    of their own, whose pass is replayed as a CUDA graph from then on: NVIDIA promises a graph for one context, of which
+    nothing was changed. Only a plan that updates its caches in place has graphs: all else that differs between two
+    passes of its shapes lies in its inputs, which are copied before each. On TensorRT-RTX the engine makes its graphs
+    itself, since it alone knows when its kernels for a shape are ready; there too a context of their own keeps a graph.
+    """
 
     def __init__(self, engine: Any, backend: TrtBackend, path: Path) -> None:
         self._engine, self._backend, self._path = engine, backend, path
@@ -113,9 +131,21 @@ class TrtSession:
             {spec.name: _sizes(engine, spec.name, index) for spec in self.inputs}
             for index in range(engine.num_optimization_profiles)
         ]
+        self._n_bytes = int(engine.device_memory_size_v2)
         self._bound: dict[str, DeviceTensor] = {}  # inputs and outputs
         self._buffers: dict[str, DeviceTensor] = {}
-        self._contexts: list[Any] = []
+        self._shared: list[Pass] = []  # one a profile
+        # profile and shapes -> their own, None where they came once; the latest last
+        self._own: OrderedDict[tuple[object, ...], Pass | None] = OrderedDict()
+        self._kernels: Any = None  # of TensorRT-RTX: what one context has compiled, for all others
+        self._no_graphs = "its caches are not updated in place"  # why there are none, "" where there are
+
+    @property
+    def graphs(self) -> str:
+        """Who replays passes as CUDA graphs: `backend`, `engine`, or `none: ` and why."""
+        if self._no_graphs:
+            return f"none: {self._no_graphs}"
+        return "engine" if self._backend.has_own_graphs else "backend"
 
     def most(self, input_name: str) -> tuple[int, ...]:
         """The largest shape of an input that some profile takes."""
@@ -129,31 +159,43 @@ class TrtSession:
                     f"{name} of {self._path} cannot be bound to {tensor.dtype}{list(tensor.shape)}"
                 )
             self._bound[name] = tensor
-        self._contexts.clear()
+        if output_name:
+            self._no_graphs = ""
+        self._drop_contexts()
 
     def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, DeviceTensor]:
-        backend = self._backend
-        backend.gpu.use()
-        backend.said.clear()
-        context = self._context(self._profile(feeds))
+        gpu = self._backend.gpu
+        gpu.use()
+        self._backend.said.clear()
+        profile = self._profile(feeds)
         fed = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        one = self._pass(profile, {name: array.shape for name, array in fed.items()})
         for name, array in fed.items():
-            backend.gpu.write(array, self._buffers[name].address)
-            if not context.set_input_shape(name, array.shape):
-                raise self._failure(f"does not take {name} of shape {list(array.shape)}")
-        n_bytes = int(self._engine.device_memory_size_v2)
-        context.set_device_memory(backend.work(n_bytes).address, n_bytes)
-        if context.infer_shapes() or not context.execute_async_v3(backend.gpu.stream):
+            gpu.write(array, self._buffers[name].address)
+        if not one.run(gpu):
             raise self._failure("failed in a pass")
-        backend.gpu.wait()  # until here the copies read `fed`; what went wrong on the device is told now
-        return {name: self._buffers[name].shaped(tuple(context.get_tensor_shape(name))) for name in fetch}
+        gpu.wait()  # until here the copies read `fed`; what went wrong on the device is told now
+        found = {name: self._buffers[name].shaped(one.shape(name)) for name in fetch}
+        if one not in self._shared and not one.kept:
+            self._keep(one)
+        return found
 
     def close(self) -> None:
-        # an engine must outlive its contexts, and buffers what writes them
-        self._contexts.clear()
-        self._engine = None
+        # graphs go before their contexts, these before the engine, and what they write last
+        self._drop_contexts()
+        self._kernels = self._engine = None
         self._bound.clear()
         self._buffers.clear()
+
+    def _drop_contexts(self) -> None:
+        self._drop_own()
+        self._shared.clear()
+
+    def _drop_own(self) -> None:
+        """Graphs first, then the contexts that they were made of."""
+        for one in filter(None, self._own.values()):
+            one.drop()
+        self._own.clear()
 
     def _spec(self, name: str) -> TensorSpec:
         dtype = self._engine.get_tensor_dtype(name).name
@@ -182,41 +224,98 @@ class TrtSession:
             f"a pass was given wrong inputs: {'; '.join(sorted(wrong)) or f'no profile takes {shapes}'}"
         )
 
-    def _context(self, index: int) -> Any:
-        """Of one profile, every address set."""
-        if not self._contexts:
+    def _pass(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> Pass:
+        """Ready to be run. Raises BackendError."""
+        if not self._shared:
             self._prepare()
-        return self._contexts[index]
+        memory = self._backend.work(self._n_bytes)
+        one = self._own_pass(profile, shapes) or self._shared[profile]
+        refused = one.fit(shapes, memory)
+        if refused:
+            raise self._failure(f"does not take {refused} of shape {list(shapes[refused])}")
+        return one
+
+    def _own_pass(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> Pass | None:
+        """Of these shapes alone, from the second time on that they come."""
+        if self._no_graphs:
+            return None
+        key = self._key(profile, shapes)
+        again = key in self._own
+        one = self._own.pop(key, None)
+        if again and one is None:
+            try:
+                one = self._connect(self._context(profile, graphs=True))
+            except BackendError as error:  # no memory for one more, above all
+                self._give_up(str(error))
+                return None
+        self._own[key] = one
+        if len(self._own) > MOST_GRAPHS:
+            self._own.popitem(last=False)
+        return one
+
+    def _key(self, profile: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[object, ...]:
+        return (profile, *(shapes[name] for name in sorted(shapes)))
+
+    def _keep(self, one: Pass) -> None:
+        """Have the pass that was just done replayed from now on."""
+        try:
+            one.keep(self._backend.gpu, by_engine=self._backend.has_own_graphs)
+        except BackendError as error:
+            said = f": {self._backend.reason()}" if self._backend.said else ""
+            self._give_up(f"{error}{said}")
+
+    def _give_up(self, why: str) -> None:
+        """Passes work without graphs too; but whoever waits for them is told, once, and what none will use is freed."""
+        self._no_graphs = why
+        logger.warning("%s runs without CUDA graphs: %s", self._path, self._no_graphs)
+        self._drop_own()
 
     def _prepare(self) -> None:
-        """Buffers for the largest call of any profile, then a context for each."""
-        trt, gpu = self._backend.trt, self._backend.gpu
-        contexts = []
+        """Buffers for the largest call of any profile, and a context for each."""
+        gpu = self._backend.gpu
+        contexts = [self._context(index, graphs=False) for index in range(len(self._profiles))]
         sizes: dict[str, tuple[int, ...]] = {}
-        for index, profile in enumerate(self._profiles):
-            context = self._engine.create_execution_context(
-                trt.ExecutionContextAllocationStrategy.USER_MANAGED
-            )
-            if context is None or not context.set_optimization_profile_async(index, gpu.stream):
-                raise self._failure("cannot be run")
+        for context, profile in zip(contexts, self._profiles, strict=True):
             for name, (_, most) in profile.items():
                 if not context.set_input_shape(name, most):
                     raise self._failure(f"does not take its own largest {name}")
-            contexts.append(context)
             for spec in (*self.inputs, *self.outputs):
                 shape = tuple(context.get_tensor_shape(spec.name))
                 if min(shape, default=1) < 0:
                     raise self._failure(f"does not tell the size of {spec.name}")
                 sizes[spec.name] = max(sizes.get(spec.name, ()), shape, key=math.prod)
         for name, shape in sizes.items():
-            bound = self._bound.get(name)
-            self._buffers[name] = bound or gpu.empty(shape, self._specs[name].dtype)
-            for context in contexts:
-                context.set_tensor_address(name, self._buffers[name].address)
-                if bound and name in self._profiles[0]:
-                    context.set_input_shape(name, bound.shape)
-        gpu.wait()
-        self._contexts = contexts
+            self._buffers[name] = self._bound.get(name) or gpu.empty(shape, self._specs[name].dtype)
+        self._shared = [self._connect(context) for context in contexts]
+
+    def _context(self, profile: int, *, graphs: bool) -> Any:
+        """A new one. graphs: on TensorRT-RTX, whether it replays its passes itself."""
+        trt, engine = self._backend.trt, self._engine
+        ours = way = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._backend.has_own_graphs:
+            way = config = engine.create_runtime_config()
+            if config is None:
+                raise self._failure("cannot be configured")
+            config.set_execution_context_allocation_strategy(ours)
+            self._kernels = self._kernels or config.create_runtime_cache()
+            config.set_runtime_cache(self._kernels)
+            if graphs:
+                config.cuda_graph_strategy = wanted = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+                if config.cuda_graph_strategy != wanted:
+                    raise self._failure("takes no CUDA graphs")
+        context = engine.create_execution_context(way)
+        if context is None or not context.set_optimization_profile_async(profile, self._backend.gpu.stream):
+            raise self._failure("cannot be run")
+        return context
+
+    def _connect(self, context: Any) -> Pass:
+        """With the address of every tensor, and the shapes of those that are bound."""
+        for name, buffer in self._buffers.items():
+            if not context.set_tensor_address(name, buffer.address):
+                raise self._failure(f"does not take the buffer of {name}")
+            if name in self._bound and name in self._profiles[0]:
+                context.set_input_shape(name, buffer.shape)
+        return Pass(context)
 
     def _failure(self, what: str) -> BackendError:
         return BackendError(f"{self._backend.name}: {self._path} {what}: {self._backend.reason()}")

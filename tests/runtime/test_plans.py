@@ -110,8 +110,11 @@ def test_empty_truncated_or_other_file_is_refused(bundle: Bundle, content: bytes
     (folder / "native.plan").write_bytes(content)
     with pytest.raises(
         BundleError, match=rf"has {len(content)} bytes, 6 expected; copy the whole bundle, or remove"
-    ):
+    ) as caught:
         found(bundle)
+    assert str(caught.value).endswith(
+        f"build again: semspec build {bundle.path} --backend tensorrt-rtx --sm 86"
+    )
 
 
 def test_changed_and_missing_files_are_refused(bundle: Bundle) -> None:
@@ -128,11 +131,14 @@ def test_changed_and_missing_files_are_refused(bundle: Bundle) -> None:
 
 def test_plan_of_other_weights_is_refused(bundle: Bundle) -> None:
     """A bundle that was exported again under its old plans would answer with the old model."""
-    add_plan(bundle, sources={"target/onnx/cpu.onnx": "1" * 64})
-    with pytest.raises(
-        BundleError, match=r"was compiled from another 'target/onnx/cpu.onnx': .* build again: semspec"
-    ):
+    name = "target/onnx/cpu.onnx"
+    add_plan(bundle, sources={name: "1" * 64})
+    with pytest.raises(BundleError, match=f"was compiled from another '{name}': sha256 {'1' * 64}") as caught:
         found(bundle)
+    assert str(caught.value).endswith(
+        f"here '{bundle.manifest.files[name].sha256}'; build again: "
+        f"semspec build {bundle.path} --backend tensorrt-rtx --sm 86"
+    )
 
 
 def test_plan_of_a_graph_that_is_gone_is_refused(bundle: Bundle) -> None:

@@ -17,11 +17,16 @@ import semspec.runtime.backends
 from semspec.export.engines.compiler import BITS, DTYPES, PRECISIONS
 
 EXPORT = Path(str(semspec.export.engines.__file__)).parent
-RUNTIME = Path(str(semspec.runtime.backends.__file__)).parent / "trt.py"
+RUNTIME = Path(str(semspec.runtime.backends.__file__)).parent
 TABLES = sorted((Path(__file__).parents[1] / "trt_api").glob("*.json"))
 
 # what a variable of the exporter's files, and of the runtime's, holds -> the class of it
-RUNTIME_CLASSES = {"context": "IExecutionContext", "engine": "ICudaEngine", "runtime": "Runtime"}
+RUNTIME_CLASSES = {
+    "config": "IRuntimeConfig",
+    "context": "IExecutionContext",
+    "engine": "ICudaEngine",
+    "runtime": "Runtime",
+}
 CLASSES = {
     "attention": "IAttention",
     "builder": "Builder",
@@ -35,11 +40,22 @@ CLASSES = {
     "profile": "IOptimizationProfile",
     "tensor": "ITensor",
 }
-# used behind `engine` only
+# used behind `engine` only, and where the module has CudaGraphStrategy
 RTX_ONLY = {
+    "CudaGraphStrategy",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
     "ComputeCapability",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
+    "IExecutionContext.is_stream_capturable",
+    "IRuntimeConfig.create_runtime_cache",
+    "IRuntimeConfig.cuda_graph_strategy",
+    "IRuntimeConfig.set_runtime_cache",
+}
+# used for TensorRT-RTX alone, and not in the oldest TensorRT
+RTX_AND_LATER = {
+    "ICudaEngine.create_runtime_config",
+    "IRuntimeConfig.set_execution_context_allocation_strategy",
 }
 # used for layers only that the parsers before 10.15 do not make
 NATIVE_ONLY = {
@@ -49,7 +65,7 @@ NATIVE_ONLY = {
     "IAttention.mask",
 }
 FILES = {EXPORT / name: CLASSES for name in ("compiler.py", "library.py", "listening.py")}
-FILES[RUNTIME] = RUNTIME_CLASSES
+FILES |= {RUNTIME / name: RUNTIME_CLASSES for name in ("trt.py", "passes.py")}
 OLD = ("tensorrt-10.3.0", "tensorrt-10.13.3.9")
 
 
@@ -93,7 +109,7 @@ def test_names_are_found() -> None:
         "ICudaEngine.device_memory_size_v2",
         "ExecutionContextAllocationStrategy.USER_MANAGED",
     } <= used()
-    assert used() >= RTX_ONLY | NATIVE_ONLY
+    assert used() >= RTX_ONLY | RTX_AND_LATER | NATIVE_ONLY
 
 
 def test_releases_are_those_we_promise() -> None:
@@ -108,6 +124,7 @@ def test_every_name_used_is_in_the_release(table: Path) -> None:
     missing = used() - names(table)
     expected = set() if "rtx" in table.stem else set(RTX_ONLY)
     expected |= NATIVE_ONLY if table.stem in OLD else set()
+    expected |= RTX_AND_LATER if table.stem == OLD[0] else set()
     assert missing == expected
 
 
@@ -137,7 +154,9 @@ def test_table_of_the_installed_release_is_true() -> None:
 def test_exporter_and_runtime_read_the_same_types() -> None:
     """Each has its own table: the exporter must not need the runtime's driver."""
     tables = [
-        node for node in ast.parse(RUNTIME.read_text(encoding="utf-8")).body if isinstance(node, ast.Assign)
+        node
+        for node in ast.parse((RUNTIME / "trt.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign)
     ]
     (table,) = [node.value for node in tables if ast.unparse(node.targets[0]) == "DTYPES"]
     assert ast.literal_eval(table) == DTYPES

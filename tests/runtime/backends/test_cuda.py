@@ -74,6 +74,102 @@ print([*counts, live()])
     assert said(driver, script) == "[1, 1, 0]"
 
 
+RECORD = """
+import ctypes
+double = ctypes.CDLL("libcuda.so.1")
+gpu = Gpu()
+cache, rows = gpu.zeros((1, 4, 1), "float32"), gpu.empty((1, 2, 1), "float32")
+def put(*values):
+    gpu.write(np.array(values, np.float32), rows.address)
+def store():
+    gpu.write_rows(rows, cache, 1)
+def held():
+    return cache.numpy().ravel().tolist()
+"""
+
+
+def test_recorded_work_is_done_when_launched(driver: Path) -> None:
+    """Not before; and with what lies at its addresses then."""
+    script = """
+put(1, 2)
+graph = gpu.record(store)
+found = [held()]
+for values in ((3, 4), (5, 6)):
+    put(*values)
+    graph.launch()
+    found.append(held())
+print(found)
+"""
+    found = [[0.0, 0.0, 0.0, 0.0], [0.0, 3.0, 4.0, 0.0], [0.0, 5.0, 6.0, 0.0]]
+    assert said(driver, RECORD + script) == str(found)
+
+
+def test_recorded_work_is_given_back(driver: Path) -> None:
+    """A graph keeps its launchable form alone, until nobody refers to it; a failed one leaves nothing."""
+    script = """
+graph = gpu.record(store)
+counts = [double.double_graphs()]
+del graph
+counts.append(double.double_graphs())
+try:
+    gpu.record(lambda: [store(), 1 / 0])
+except ZeroDivisionError:
+    counts.append(double.double_graphs())
+put(7, 8)
+store()
+print(counts, held())
+"""
+    assert said(driver, RECORD + script) == "[1, 0, 0] [0.0, 7.0, 8.0, 0.0]"
+
+
+def test_garbage_does_not_break_a_recording(driver: Path) -> None:
+    """Memory of the GPU in a ring of objects is given back whenever Python collects, which may be just then."""
+    script = """
+import gc
+tensors = [gpu.empty((2,), "int64")]
+before = double.double_live()
+gc.set_threshold(1)
+def ask():
+    store()
+    ring = [tensors.pop()]
+    ring.append(ring)
+    del ring
+    return [[] for _ in range(1000)]
+graph = gpu.record(ask)
+gc.collect()
+print(double.double_live() - before, double.double_graphs(), gc.isenabled())
+"""
+    assert said(driver, RECORD + script) == "-1 1 True"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        ("gpu.wait", "failed in cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+        ("lambda: gpu.empty((2,), 'int64')", "failed in cuMemAlloc: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+        (
+            "lambda: double.cuCtxSynchronize()",
+            "failed in cuStreamEndCapture: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        ),
+        ("lambda: None", "the NVIDIA driver recorded nothing"),
+    ],
+)
+def test_what_cannot_be_recorded_is_told_and_the_stream_works_on(
+    driver: Path, ask: str, message: str
+) -> None:
+    """What an engine does in a pass is not ours to know: it may wait, allocate, or be on another device."""
+    script = f"""
+from semspec.runtime.errors import BackendError
+try:
+    gpu.record({ask})
+except BackendError as error:
+    put(1, 2)
+    store()
+    print(error, held(), double.double_graphs())
+"""
+    assert said(driver, RECORD + script).endswith(f"{message} [0.0, 1.0, 2.0, 0.0] 0")
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
