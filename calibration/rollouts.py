@@ -62,11 +62,7 @@ def find_outcomes(
     allowed = Budget(budget, clock)
     sampling = SamplingParams(max_tokens=max_tokens)
     opened, backend = Bundle.open(bundle), collection.run.backend
-    if model_hashes(opened.manifest) != collection.run.models:
-        raise CalibrationError(
-            f"{collection.folder} was collected with other models than those of {bundle}; give the bundle it is of, or "
-            "collect again"
-        )
+    _check_models(opened, collection)
     run = OutcomeRun(
         format=FORMAT, collection=collection.run.fingerprint, max_tokens=max_tokens, backend=backend
     )
@@ -100,6 +96,14 @@ def find_outcomes(
                 if on_progress is not None:
                     on_progress("rolling out", n_done, n_ready)
         return writing.outcomes
+
+
+def _check_models(bundle: Bundle, collection: Collection) -> None:
+    if model_hashes(bundle.manifest) != collection.run.models:
+        raise CalibrationError(
+            f"{collection.folder} was collected with other models than those of {bundle.path}; give the bundle it is "
+            "of, or collect again"
+        )
 
 
 def go_on(pair: Pair, ids: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], bool]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.readings import Row
 from semspec.runtime.records import Floats, Law
 from semspec.runtime.sampling import warp
 
@@ -76,6 +77,12 @@ class Chooser:
     def law(self, logits: Floats) -> Law:
         """The law the next token is drawn from. logits: (V,), left as it is."""
         return warp(self.logits(logits), self.params)
+
+    def law_of(self, row: Row) -> Law:
+        """The same of a row, of `vocab_size` ids at most. All of its logits are read where something changes them, or
+        where less does not tell the law."""
+        short = None if self._penalized or self.processors else row.short_law(self.params)
+        return self.law(row.logits) if short is None else short
 
     def accept(self, token: int) -> None:
         """The text grew by this token."""

@@ -29,6 +29,7 @@ __all__ = [
     "PORTS",
     "PROBE_PORTS",
     "SPAN_STEP",
+    "STAYING",
     "GraphSpec",
     "Port",
     "check_ports",
@@ -55,6 +56,9 @@ MOST = {
 }
 IN_PLACE = ALL - PRIMITIVE  # graphs that write the cache themselves
 SIGNALS = ALL - CPU  # a CPU graph has the logits in memory already: see PORTS
+# Graphs of plans, whose outputs stay on the device until they are read. ONNX Runtime's CUDA provider copies what is
+# asked for with the pass, so there the few numbers of a row would only be copied beside its logits.
+STAYING = NATIVE | PRIMITIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,13 +109,13 @@ class ModelDrafter:
         )
         end = self._end(0, limit, segment) if judged else room
         while len(written.ids) < min(end, room):
-            logits = written.notes.read(self.model, unread)
+            row = written.notes.read(self.model, unread)
             if judged and self._unsure(written, segments):
                 if written.ids:
                     written.notes.forget_row()
                     break
                 written.sure = False
-            law = self.chooser.law(logits)
+            law = self.chooser.law_of(row)
             token = sample(law, rng)
             written.add(token, law)
             unread = [token]
@@ -180,14 +180,13 @@ class _Notes:
 
     def __init__(self, vocab_size: int, *, states: bool, signals: bool) -> None:
         self._vocab_size, self._states, self._signals = vocab_size, states, signals
-        self._logits: Floats = NO_STATES
-        self._row: Row | None = None
+        self.row = Row(np.zeros(0, np.float32))  # the one just read
         self._pooled: Floats | None = None
         self._before: Floats | None = None
         self._tokens: list[TokenSignals] = []
 
-    def read(self, model: LanguageModel, unread: Sequence[int]) -> Floats:
-        """The logits (V,) behind `unread`, which the model reads."""
+    def read(self, model: LanguageModel, unread: Sequence[int]) -> Row:
+        """The row behind `unread`, which the model reads."""
         pool = None
         if self._states:
             pool = np.zeros(len(unread), np.float32)
@@ -195,15 +194,8 @@ class _Notes:
         found = model.forward(unread, pool=pool, pooled=self._pooled)
         if found.pooled is not None:
             self._before, self._pooled = self._pooled, found.pooled.copy()
-        self._logits, self._row = found.logits[0], None
-        return self._logits
-
-    @property
-    def row(self) -> Row:
-        """The row just read."""
-        if self._row is None:
-            self._row = Row(self._logits[: self._vocab_size])
-        return self._row
+        self.row = found.rows.cut(self._vocab_size)[0]
+        return self.row
 
     def add(self, token: int) -> None:
         """Drawn from the row just read."""

@@ -141,7 +141,7 @@ def pass_judgement(judging: Judging, review: Review) -> Verdict:
             f"judge {name!r} calls {verdict.n_exact} of {verdict.keep} kept tokens exact; n_exact must be in "
             f"0..{verdict.keep}"
         )
-    n_ids = review.logits.shape[1]
+    n_ids = review.rows.n_ids
     if verdict.extra is not None and not 0 <= verdict.extra < n_ids:
         raise ConfigError(f"judge {name!r} adds id {verdict.extra}; ids are 0..{n_ids - 1}")
     if verdict.keep == 0 and verdict.extra is None and not verdict.target_writes:

@@ -26,9 +26,10 @@ from semspec.runtime.drafting import Drafter
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.judging import Judging, Turns, pass_judgement
 from semspec.runtime.model import LanguageModel, common_prefix
-from semspec.runtime.records import Draft, Floats, Judged, Law, Step, Verdict
+from semspec.runtime.records import Draft, Judged, Law, Step, Verdict
 from semspec.runtime.review import Review, TargetLaws
-from semspec.runtime.sampling import log_probabilities, sample
+from semspec.runtime.rows import Rows
+from semspec.runtime.sampling import sample
 from semspec.runtime.stats import Ledger
 from semspec.runtime.stopping import Cut, StopWatch
 from semspec.runtime.windows import Window, read_draft
@@ -87,7 +88,7 @@ def _round(
         judges = [turns.judging(piece) for piece in pieces]
         windows = read_draft(target, pending, pieces, judges, all_rows=request.logprobs)
     for window in windows:
-        verdict, logits = _judge(target, request, window)
+        verdict, rows = _judge(target, request, window)
         with request.ledger.time("sampling"):
             new = window.piece.ids[: verdict.keep] + (() if verdict.extra is None else (verdict.extra,))
             cut = request.watch.push(new, full=known + len(ids) + len(new) == target.max_context)
@@ -101,7 +102,7 @@ def _round(
                 if request.drafter is not None:
                     request.drafter.commit(ids)
                     request.ledger.note = request.drafter.note
-            step = _step(request, window, verdict, cut, new, logits, over=over)
+            step = _step(request, window, verdict, cut, new, rows, over=over)
         turns.take(step.ids, judged=window.judging is not None, verdict=verdict)
         yield step
         if over:
@@ -161,16 +162,16 @@ def _limit(target: LanguageModel, request: Request, judged: bool) -> int:
     return min(request.num_draft_tokens, left - 1, room)
 
 
-def _judge(target: LanguageModel, request: Request, window: Window) -> tuple[Verdict, Floats]:
-    """The verdict on a piece that follows what was committed, and the target's logits along it."""
+def _judge(target: LanguageModel, request: Request, window: Window) -> tuple[Verdict, Rows]:
+    """The verdict on a piece that follows what was committed, and the target's rows along it."""
     piece, judging = window.piece, window.judging
-    laws = TargetLaws(request.chooser, window.logits, piece.ids, request.watch.stop_ids, rows=window.rows)
+    laws = TargetLaws(request.chooser, window.rows, piece.ids, request.watch.stop_ids, places=window.places)
     if judging is not None:
         verdict = _by_judge(target, request, window, judging, laws)
     else:
         verdict = _by_rule(request, piece, laws)
     laws.close()
-    return verdict, laws.logits
+    return verdict, laws.rows
 
 
 def _by_rule(request: Request, draft: Draft, laws: TargetLaws) -> Verdict:
@@ -223,7 +224,7 @@ def _step(
     verdict: Verdict,
     cut: Cut,
     ids: tuple[int, ...],
-    logits: Floats,
+    rows: Rows,
     *,
     over: bool,
 ) -> Step:
@@ -248,9 +249,14 @@ def _step(
         n_lossy=n_lossy,
         rule=_rule(request, window),
         finish_reason=cut.finish_reason,
-        logprobs=log_probabilities(logits, ids) if request.logprobs else (),
+        logprobs=_logprobs(rows, ids) if request.logprobs else (),
         judged=None if judging is None else _judged(verdict, n_judged, n_kept, n_lossy, ms),
     )
+
+
+def _logprobs(rows: Rows, ids: Sequence[int]) -> tuple[float, ...]:
+    """Of each id at its place, under the target itself."""
+    return tuple(row.logprob(token) for token, row in zip(ids, rows, strict=False))
 
 
 def _judged(verdict: Verdict, n_judged: int, n_kept: int, n_lossy: int, ms: Mapping[str, float]) -> Judged:

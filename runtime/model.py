@@ -5,7 +5,7 @@ Nothing above this file knows backends, dtypes or caches; nothing below it knows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -13,9 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from semspec.runtime.backends.base import Backend, Tensor
-from semspec.runtime.contract import IN_PLACE, GraphSpec, check_ports, kv_pairs, span_of
+from semspec.runtime.contract import IN_PLACE, STAYING, GraphSpec, check_ports, kv_pairs, span_of
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Array, Floats, Forward, Ints
+from semspec.runtime.rows import OUTPUTS, Outputs, Rows, TopRows
 
 __all__ = ["CachedModel", "LanguageModel", "common_prefix"]
 
@@ -49,7 +50,7 @@ class LanguageModel(Protocol):
         pooled: Floats | None = None,
         hidden: Sequence[int] = (),
     ) -> Forward:
-        """Read `ids` (S,) after what is remembered; logits of the wanted `rows` of these S.
+        """Read `ids` (S,) after what is remembered; what follows the wanted `rows` of these S.
 
         pool: (S,) weights with which rows enter the pooled sum, which starts from `pooled` (K, E) or zeros;
         None: nothing is pooled. hidden: state indices to return, all S rows.
@@ -70,12 +71,17 @@ class CachedModel:
     same_bits: `cpu` only: a row has the same bits in whatever pass it is read, for which a pass over an odd number of
     rows computes one more. Who compares no bits, a draft, does without: measured 2 % of a step in blocks of
     32, 5 to 20 % in larger ones.
+
+    n_full_rows: rows whose logits were copied from the device in full, of n_rows that were asked for; on `cpu` and
+    `cuda` none is counted, for there they come with the pass.
     """
 
     def __init__(self, backend: Backend, graph: Path, spec: GraphSpec, *, same_bits: bool = True) -> None:
         self.spec, self._same_bits = spec, same_bits
         self.max_context = spec.max_context
         self.tokens: list[int] = []
+        self.n_rows = self.n_full_rows = 0
+        self._outputs: Outputs | None = None  # of the last pass, if they stay on the device
         self._session = backend.open(graph)
         check_ports(str(graph), spec.inputs(), self._session.inputs)
         check_ports(str(graph), spec.outputs(), self._session.outputs)
@@ -108,6 +114,7 @@ class CachedModel:
 
     def close(self) -> None:
         """Release the engine and its buffers. Safe to call twice."""
+        self._forget_outputs()
         self._session.close()
 
     @property
@@ -155,49 +162,68 @@ class CachedModel:
         if pool is not None and pool.shape != (n_new,):
             raise ConfigError(f"pool must have a weight for each of {n_new} tokens, got shape {pool.shape}")
         wanted = _wanted(rows, n_new)
+        self.n_rows += len(wanted)
         size = self._chunk if len(wanted) <= self._most_rows else min(self._chunk, self._most_rows)
         chunks = [slice(start, min(start + size, n_new)) for start in range(0, n_new, size)]
         parts: list[Forward] = []
         for chunk in chunks:
-            part = self._pass(
-                tokens[chunk], wanted - chunk.start, pool if pool is None else pool[chunk], pooled, hidden
-            )
-            parts.append(part if len(chunks) == 1 else _copied(part))
+            part = self._pass(tokens, chunk, wanted, pool, pooled, hidden)
+            parts.append(part if chunk is chunks[-1] else _copied(part))
             pooled = parts[-1].pooled
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _pass(
         self,
-        ids: Ints,
+        tokens: Ints,
+        chunk: slice,
         wanted: Array,
         pool: Floats | None,
         pooled: Floats | None,
         hidden: Sequence[int],
     ) -> Forward:
-        """One run of the graph; wanted rows outside these ids belong to another pass."""
-        n_new = len(ids)
-        inside = wanted[(wanted >= 0) & (wanted < n_new)]
+        """One run of the graph over tokens[chunk]; wanted rows outside belong to another pass."""
+        inside = wanted[(wanted >= chunk.start) & (wanted < chunk.stop)]
         # a graph computes one row at least; a pass that is asked for none gives its last and drops it
-        rows = inside if len(inside) else np.array([n_new - 1])
-        feeds = self._feeds(ids, rows)
-        feeds["pool"] = np.zeros((1, n_new), np.float32) if pool is None else pool[None]
+        rows = inside if len(inside) else np.array([chunk.stop - 1])
+        next_ids = np.append(tokens, 0)[rows + 1]  # 0: unknown
+        ids = tokens[chunk]
+        feeds = self._feeds(ids, rows - chunk.start, next_ids)
+        feeds["pool"] = np.zeros((1, len(ids)), np.float32) if pool is None else pool[None, chunk]
         feeds["pooled_in"] = self._no_pool if pooled is None else pooled[None]
-        fetch = ["logits", *(f"hidden.{index}" for index in hidden)]
+        fetch = [*(OUTPUTS if self.spec.graph in STAYING else ["logits"])]
+        fetch += [f"hidden.{index}" for index in hidden]
         if pool is not None:
             fetch.append("pooled")
         if self._rows is not None:
             fetch.append("kv_new")
+        self._forget_outputs()
         found = self._session.run(feeds, fetch)
         if self._rows is not None:
             self._backend.store(found["kv_new"], self._rows, self.length)
         self.tokens += ids.tolist()
         return Forward(
-            logits=_wide(found["logits"])[: len(inside)],
+            rows=self._rows_of(found, len(inside), next_ids),
             pooled=None if pool is None else _wide(found["pooled"]),
             hidden={index: _wide(found[f"hidden.{index}"]) for index in hidden},
         )
 
-    def _feeds(self, ids: Ints, rows: Array) -> dict[str, Array]:
+    def _rows_of(self, found: Mapping[str, Tensor], n_rows: int, next_ids: Ints) -> Rows:
+        """What may follow the first n_rows rows of a pass."""
+        if self.spec.graph not in STAYING:
+            return Rows(_wide(found["logits"])[:n_rows])
+        self._outputs = Outputs(found, self._backend.part, next_ids, self._count_full)
+        return TopRows(self._outputs, range(n_rows), self.spec.vocab_size)
+
+    def _count_full(self, n_rows: int) -> None:
+        self.n_full_rows += n_rows
+
+    def _forget_outputs(self) -> None:
+        """Before they are written over."""
+        if self._outputs is not None:
+            self._outputs.close()
+            self._outputs = None
+
+    def _feeds(self, ids: Ints, rows: Array, next_ids: Ints) -> dict[str, Array]:
         """What a pass reads but for the pooled sum, as the graph's kind wants it."""
         index = np.dtype(self.spec.index_dtype)
         feeds: dict[str, Array] = {
@@ -208,7 +234,7 @@ class CachedModel:
         if self.spec.graph == "cpu":
             feeds["spare"] = np.array([len(ids) % 2 if self._same_bits else 0], np.int64)
         else:
-            feeds["next_ids"] = np.zeros((1, len(rows)), index)
+            feeds["next_ids"] = next_ids[None].astype(index)
         if self.spec.graph == "native":
             feeds["span"] = np.arange(span_of(self.spec, self.length + len(ids)))
         return feeds
@@ -243,7 +269,7 @@ def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 def _copied(part: Forward) -> Forward:
     return Forward(
-        logits=part.logits.copy(),
+        rows=part.rows.copy(),
         pooled=None if part.pooled is None else part.pooled.copy(),
         hidden={index: state.copy() for index, state in part.hidden.items()},
     )
@@ -251,8 +277,9 @@ def _copied(part: Forward) -> Forward:
 
 def _joined(parts: Sequence[Forward]) -> Forward:
     """Passes over consecutive pieces of one text as one; the pooled sum of the last holds all."""
+    asked = [part.rows for part in parts if len(part.rows)] or [parts[-1].rows]
     return Forward(
-        logits=np.concatenate([part.logits for part in parts]),
+        rows=asked[0] if len(asked) == 1 else Rows(np.concatenate([rows.logits for rows in asked])),
         pooled=parts[-1].pooled,
         hidden={index: np.concatenate([part.hidden[index] for part in parts]) for index in parts[0].hidden},
     )

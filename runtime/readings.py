@@ -1,21 +1,23 @@
 """Readings: what one model made of a segment, as free numbers (Signals) and as its pooled states (Reading).
 
-The same numbers are read when a bundle is calibrated and when it decodes. It knows logits and ids; it knows no model
+The same numbers are read when a bundle is calibrated and when it decodes. It knows rows and ids; it knows no model
 and no text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
-from semspec.runtime.records import Floats
-from semspec.runtime.sampling import greedy
+from semspec.runtime.records import Floats, Law
+from semspec.runtime.sampling import greedy, log_probabilities, rank
 
 __all__ = ["NO_SIGNALS", "NO_STATES", "Reading", "Row", "Signals", "TokenSignals", "read_signals", "sum_up"]
 
@@ -72,36 +74,67 @@ class TokenSignals(NamedTuple):
 
 
 class Row:
-    """One row of logits (V,), padding cut off; its sums are made once."""
+    """What may come next at one place, as logits (V,), padding cut off; what is made of them is made once.
+
+    TopRows (rows.py) have another kind, which reads its logits only where less does not do.
+    """
 
     def __init__(self, logits: Floats) -> None:
-        self.logits, self.best = logits, greedy(logits)
-        self._shifted = logits - logits[self.best]
-        weights = np.exp(self._shifted)
-        total = float(weights.sum(dtype=np.float64))
-        self._log_total = float(np.log(total))
-        self._entropy = self._log_total - float(np.sum(weights * self._shifted, dtype=np.float64)) / total
+        self._logits = logits
 
     @property
+    def logits(self) -> Floats:
+        """(V,): all of them."""
+        return self._logits
+
+    @cached_property
+    def best(self) -> int:
+        """The arg-max, of equals the lowest id. Raises BackendError where there is none."""
+        return greedy(self.logits)
+
+    @cached_property
     def top_chance(self) -> float:
-        """Of the arg-max."""
-        return float(np.exp(-self._log_total))
+        """Of the arg-max, at temperature 1."""
+        _, log_total, _ = self._sums
+        return float(np.exp(-log_total))
+
+    def short_law(self, params: SamplingParams) -> Law | None:
+        """What `warp` makes of the logits, where that follows exactly from less than all of them; None: read them."""
+        return None
 
     def of(self, token: int) -> TokenSignals:
         """What this row says of `token`."""
-        return TokenSignals(float(self._shifted[token]) - self._log_total, self._entropy, token == self.best)
+        shifted, log_total, entropy = self._sums
+        return TokenSignals(float(shifted[token]) - log_total, entropy, token == self.best)
+
+    def logprob(self, token: int) -> float:
+        """Natural log-probability of `token`, in double precision: what users are told."""
+        return log_probabilities(self.logits[None], [token])[0]
+
+    def is_among(self, token: int, n: int) -> bool:
+        """Whether `token` is one of the n likeliest ids; of equals the lowest is likelier."""
+        return rank(self.logits, token) < n
+
+    @cached_property
+    def _sums(self) -> tuple[Floats, float, float]:
+        """Logits below the largest; log of the sum of their exponentials; entropy."""
+        shifted = self.logits - self.logits[self.best]
+        weights = np.exp(shifted)
+        total = float(weights.sum(dtype=np.float64))
+        log_total = float(np.log(total))
+        return shifted, log_total, log_total - float(np.sum(weights * shifted, dtype=np.float64)) / total
 
 
-def read_signals(logits: Floats, ids: Sequence[int]) -> Signals:
-    """Signals of a segment. logits: (n, V), row i predicts ids[i]; further rows are not looked at.
+def read_signals(rows: Iterable[Row], ids: Sequence[int]) -> Signals:
+    """Signals of a segment. rows: row i predicts ids[i]; further ones are not looked at.
 
     Two ids, equally likely at both places: each costs log 2, and of equals the lowest is the arg-max.
 
-    >>> read_signals(np.zeros((2, 2), np.float32), [0, 1])
+    >>> read_signals([Row(np.zeros(2, np.float32))] * 2, [0, 1])
     Signals(mean_logprob=-0.6931471805599453, min_logprob=-0.6931471805599453, \
 sum_logprob=-1.3862943611198906, mean_entropy=0.6931471805599453, agreement=0.5)
     """
-    return sum_up([Row(row).of(token) for row, token in zip(logits, ids, strict=False)])
+    return sum_up([row.of(token) for token, row in zip(ids, rows, strict=False)])
 
 
 def sum_up(tokens: Sequence[TokenSignals]) -> Signals:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from semspec.runtime.readings import Reading
+    from semspec.runtime.rows import Rows
 
 __all__ = [
     "Array",
@@ -56,13 +57,18 @@ class TensorSpec:
 class Forward:
     """What one pass of a model returned. Arrays may be reused by the model's next call: copy what must last.
 
-    logits: (R, V) of the rows asked for. pooled: (K, E), the running sum of the pooled layers' states, or None
-    where nothing was pooled. hidden: state index -> (S, E).
+    rows: of the rows asked for, what may follow each. pooled: (K, E), the running sum of the pooled layers' states, or
+    None where nothing was pooled. hidden: state index -> (S, E).
     """
 
-    logits: Floats
+    rows: Rows
     pooled: Floats | None = None
     hidden: Mapping[int, Floats] = field(default_factory=dict)
+
+    @property
+    def logits(self) -> Floats:
+        """(R, V): all of every row, which a device has to copy."""
+        return self.rows.logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

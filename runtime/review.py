@@ -16,6 +16,7 @@ from semspec.runtime.features import SegmentText
 from semspec.runtime.model import LanguageModel
 from semspec.runtime.readings import Signals, read_signals
 from semspec.runtime.records import Draft, Floats, Law, Verdict
+from semspec.runtime.rows import Rows
 from semspec.runtime.stats import Ledger
 
 __all__ = ["Review", "TargetLaws"]
@@ -26,22 +27,23 @@ CUT_OFF = Law(ids=np.zeros(1, np.int64), probs=np.ones(1))
 class TargetLaws(Sequence[Law]):
     """The target's laws along a draft of n tokens, n + 1 of them, each with the history of its own place.
 
-    logits: (R, V) of the places `rows`, ascending in 0..n; the ids that can be drawn are cropped from them. rows: None
-    for all; the law of another place cannot be asked for. Behind a stop id any law will do, for what is drawn from it
-    is cut off; a grammar that has ended is not asked.
+    rows: of `places`, ascending in 0..n; what cannot be drawn is cut off from them. places: None for all; the law of
+    another place cannot be asked for. Behind a stop id any law will do, for what is drawn from it is cut off; a grammar
+    that has ended is not asked.
     """
 
     def __init__(
         self,
         chooser: Chooser,
-        logits: Floats,
+        rows: Rows,
         ids: Sequence[int],
         stop_ids: Collection[int],
         *,
-        rows: Sequence[int] | None = None,
+        places: Sequence[int] | None = None,
     ) -> None:
-        self.logits = logits[:, : chooser.vocab_size]
-        self._rows = {place: row for row, place in enumerate(range(len(ids) + 1) if rows is None else rows)}
+        self.rows = rows.cut(chooser.vocab_size)
+        computed = range(len(ids) + 1) if places is None else places
+        self._row_at = {place: row for row, place in enumerate(computed)}
         self._chooser, self._ids, self._stop_ids = chooser, ids, stop_ids
         self._made: dict[int, Law] = {}
         self._n_told = 0
@@ -52,9 +54,9 @@ class TargetLaws(Sequence[Law]):
     def __getitem__(self, i: int) -> Law:  # type: ignore[override]
         if not 0 <= i < len(self):
             raise IndexError(f"a draft of {len(self._ids)} tokens has laws 0..{len(self._ids)}, got {i}")
-        if i not in self._rows:
+        if i not in self._row_at:
             raise IndexError(
-                f"of a draft of {len(self._ids)} tokens rows {[*self._rows]} were computed, not {i}"
+                f"of a draft of {len(self._ids)} tokens rows {[*self._row_at]} were computed, not {i}"
             )
         if i not in self._made:
             self._made[i] = self._make(i)
@@ -62,7 +64,7 @@ class TargetLaws(Sequence[Law]):
 
     def hold(self) -> None:
         """Copy what later passes of the model would overwrite."""
-        self.logits = self.logits.copy()
+        self.rows = self.rows.copy()
 
     def close(self) -> None:
         """Take back the drafted tokens that the chooser was told about."""
@@ -70,7 +72,7 @@ class TargetLaws(Sequence[Law]):
 
     def _make(self, place: int) -> Law:
         if self._told_to(place):
-            return self._chooser.law(self.logits[self._rows[place]])
+            return self._chooser.law_of(self.rows[self._row_at[place]])
         return CUT_OFF
 
     def _told_to(self, place: int) -> bool:
@@ -115,12 +117,15 @@ class Review:
         self._verdict: Verdict | None = None
 
     @property
-    def logits(self) -> Floats:
-        """(n + 1, V): row i is the target's own word on y_{i+1}, before penalties, processors and temperature.
+    def rows(self) -> Rows:
+        """n + 1 of them: row i is the target's own word on y_{i+1}, before penalties, processors and temperature, over
+        the ids of the tokenizer. Fewer where the request's judge reads none."""
+        return self.p.rows
 
-        Read-only by agreement. V: the ids of the tokenizer. Fewer rows where the request's judge reads none.
-        """
-        return self.p.logits
+    @property
+    def logits(self) -> Floats:
+        """(n + 1, V): all of every row, read-only by agreement. A device copies them: ask `rows` where that will do."""
+        return self.rows.logits
 
     @property
     def pooled(self) -> Floats:
@@ -134,10 +139,10 @@ class Review:
     def signals(self) -> Signals:
         """The target's free numbers of the draft, read when first asked for. Raises ConfigError where rows are
         missing."""
-        if len(self.p.logits) < len(self.ids):
+        if len(self.rows) < len(self.ids):
             raise ConfigError("the target's logits were not computed along this draft")
         if self._signals is None:
-            self._signals = read_signals(self.p.logits, self.ids)
+            self._signals = read_signals(self.rows, self.ids)
         return self._signals
 
     @property
@@ -172,7 +177,7 @@ class Review:
         self.p.hold()
         self._pooled = None if self._pooled is None else self._pooled.copy()
         read = self._target.length
-        answer = self._target.forward(ids).logits[0, : self.logits.shape[1]].copy()
+        answer = self._target.forward(ids).rows.cut(self.rows.n_ids)[0].logits.copy()
         self._target.rewind(read)
         self._ledger.add_question()
         return answer

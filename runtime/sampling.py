@@ -19,11 +19,12 @@ from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
 from semspec.runtime.records import Floats, Ints, Law
 
-__all__ = ["greedy", "log_probabilities", "rank", "sample", "warp"]
+__all__ = ["TINY", "greedy", "log_probabilities", "rank", "sample", "warp", "weigh"]
 
 Probs: TypeAlias = npt.NDArray[np.float64]
 
-_TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+TINY = float(np.finfo(np.float32).tiny)  # the least weight that counts
+_HUGE = float(np.finfo(np.float32).max)
 
 
 def greedy(logits: Floats) -> int:
@@ -63,11 +64,11 @@ def warp(logits: Floats, params: SamplingParams) -> Law:
         return Law(ids=np.array([best], np.int64), probs=np.ones(1))
     ids = _largest(logits, params.top_k) if 0 < params.top_k < logits.size else None
     values = logits if ids is None else logits[ids]
-    weights = _weights(values, logits[best], params.temperature)
+    weights = weigh(values, logits[best], params.temperature)
     total = float(weights.sum(dtype=np.float64))
 
     tail = total * (1 - params.top_p) / values.size * (1 - 1e-6)  # the proof above, less a rounding
-    near = np.flatnonzero(weights >= np.float32(max(tail, params.min_p, _TINY)))
+    near = np.flatnonzero(weights >= np.float32(max(tail, params.min_p, TINY)))
     if params.top_p < 1:
         near = near[_holding(params.top_p * total, weights[near], values[near])]
 
@@ -114,12 +115,12 @@ def rank(logits: Floats, token: int) -> int:
     return int(np.count_nonzero(logits > value) + np.count_nonzero(logits[:token] == value))
 
 
-def _weights(values: Floats, peak: np.float32, temperature: float) -> Floats:
+def weigh(values: Floats, peak: np.float32, temperature: float) -> Floats:
     """exp((values - peak) / temperature), (m,) float32 in 0..1; exactly 1 where the value is the peak.
 
     Temperatures below 3e-39 or above 8e37 count as these: the scale stays finite and above 0 in float32.
     """
-    scale = np.float32(min(max(1 / temperature, _TINY), _HUGE))
+    scale = np.float32(min(max(1 / temperature, TINY), _HUGE))
     with np.errstate(over="ignore", under="ignore"):  # -inf and 0 are the right answers
         weights: Floats = values - peak
         weights *= scale

@@ -28,7 +28,6 @@ from semspec.runtime.features import SegmentText
 from semspec.runtime.readings import NO_SIGNALS, NO_STATES, Reading
 from semspec.runtime.records import Floats, Verdict
 from semspec.runtime.review import Review
-from semspec.runtime.sampling import rank
 
 __all__ = [
     "DEFAULT_RISK",
@@ -170,8 +169,8 @@ class SemanticJudge:
         return _exactly(review, reason, figures)
 
     def _decide(self, review: Review, chance: float) -> tuple[bool, str, dict[str, float]]:
-        rows = zip(review.logits, review.ids, strict=False)
-        if self.top2 and all(rank(row, token) < 2 for row, token in rows):
+        rows = zip(review.rows, review.ids, strict=False)
+        if self.top2 and all(row.is_among(token, 2) for row, token in rows):
             return True, "top-2", {}
         kept, figures = self.rule.decide(review, chance)
         return kept, self.rule.reason, dict(figures)

@@ -15,6 +15,7 @@ import numpy as np
 from semspec.runtime.judging import Judging
 from semspec.runtime.model import LanguageModel
 from semspec.runtime.records import Draft, Floats, Forward
+from semspec.runtime.rows import Rows
 
 __all__ = ["Window", "read_draft"]
 
@@ -23,15 +24,15 @@ __all__ = ["Window", "read_draft"]
 class Window:
     """A piece of n tokens, and what the pass said of it. Of use until the target's next pass.
 
-    judging: who judges it, None: the exact rule. rows: places 0..n of the piece whose logits (R, V) are here; 0 is
-    before its first token. pooled: (K, E), the sum of states over the rows that predicted it, None where nobody asked.
-    start: drafted tokens before it. n_behind: those behind it, which the target has read too.
+    judging: who judges it, None: the exact rule. rows: of `places`, which are some of 0..n; place 0 is before its first
+    token. pooled: (K, E), the sum of states over the rows that predicted it, None where nobody asked. start: drafted
+    tokens before it. n_behind: those behind it, which the target has read too.
     """
 
     piece: Draft
     judging: Judging | None
-    rows: Sequence[int]
-    logits: Floats
+    places: Sequence[int]
+    rows: Rows
     pooled: Floats | None
     start: int
     n_behind: int
@@ -45,7 +46,7 @@ def read_draft(
     *,
     all_rows: bool = False,
 ) -> list[Window]:
-    """Read the pending token and all pieces of a draft. judges: of each piece. all_rows: of logits, whoever judges.
+    """Read the pending token and all pieces of a draft. judges: of each piece. all_rows: whoever judges.
 
     States of one piece are summed in the graph. Of several each needs a sum of its own, which is made here of the
     rows of `Judging.layers`. Raises ConfigError where the target does not return these.
@@ -72,8 +73,8 @@ def read_draft(
             Window(
                 piece=piece,
                 judging=judge,
-                rows=own,
-                logits=found.logits[first : first + len(own)],
+                places=own,
+                rows=found.rows.part(first, first + len(own)),
                 pooled=_states(found, start, start + n) if several else found.pooled,
                 start=start,
                 n_behind=len(ids) - start - n,

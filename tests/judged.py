@@ -22,6 +22,7 @@ from semspec.runtime.model import LanguageModel
 from semspec.runtime.records import Draft, Step
 from semspec.runtime.records import Law as DrawLaw
 from semspec.runtime.review import Review, TargetLaws
+from semspec.runtime.rows import Rows
 from semspec.runtime.segments import Boundary, Segmenter
 from semspec.runtime.stats import Ledger
 
@@ -94,7 +95,7 @@ def review_of(
     rows = np.asarray(logits, np.float32)
     chooser = Chooser(SamplingParams(**params), rows.shape[1], [0])
     sure = tuple(DrawLaw(ids=np.array([token]), probs=np.ones(1)) for token in ids)
-    laws = TargetLaws(chooser, rows, ids, ())
+    laws = TargetLaws(chooser, Rows(rows), ids, ())
     model = target or ScriptedModel(lambda _: np.zeros(rows.shape[1]))
     rng = np.random.default_rng(0)
     return Review(

@@ -24,6 +24,6 @@ def read_segment(model: LanguageModel, context: Sequence[int], ids: Sequence[int
     given = [last, *ids[:-1]]
     found = model.forward(given, rows=range(len(given)), pool=np.ones(len(given), np.float32))
     assert found.pooled is not None  # asked for
-    pooled, signals = found.pooled / np.float32(len(ids)), read_signals(found.logits[:, :n_ids], ids)
+    pooled, signals = found.pooled / np.float32(len(ids)), read_signals(found.rows.cut(n_ids), ids)
     model.rewind(len(known))
     return Reading(pooled=pooled, signals=signals)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.records import Floats, Forward
+from semspec.runtime.rows import Rows
 
 Law: TypeAlias = Callable[[tuple[int, ...]], npt.ArrayLike]
 """Everything read so far -> logits (V,) of what comes next."""
@@ -92,9 +93,9 @@ class ScriptedModel:
         total = None if pool is None else np.einsum("s,ske->ke", pool, states).astype(np.float32)
         if total is not None and pooled is not None:
             total += pooled
-        found = Forward(logits=logits, pooled=total, hidden={k: states[:, k].copy() for k in hidden})
+        found = Forward(rows=Rows(logits), pooled=total, hidden={k: states[:, k].copy() for k in hidden})
         self._spoil()
-        self._lent = [found.logits, *found.hidden.values(), *([] if total is None else [total])]
+        self._lent = [logits, *found.hidden.values(), *([] if total is None else [total])]
         return found
 
     def _spoil(self) -> None:

@@ -15,6 +15,7 @@ from semspec.runtime.errors import ConfigError
 from semspec.runtime.judging import Judge, Judging, Turns, check_judge, decision_rng, pass_judgement
 from semspec.runtime.records import Draft, Law, Verdict
 from semspec.runtime.review import Review, TargetLaws
+from semspec.runtime.rows import Rows
 from semspec.runtime.segments import Boundary, Segmenter
 from semspec.runtime.stats import Ledger
 
@@ -32,7 +33,8 @@ def judging(judge: Judge) -> Judging:
 
 def review(n: int = 3) -> Review:
     ids = (1,) * n
-    laws = TargetLaws(Chooser(SamplingParams(), 8, [1]), np.zeros((n + 1, 9), np.float32), ids, ())
+    rows = Rows(np.zeros((n + 1, 9), np.float32))
+    laws = TargetLaws(Chooser(SamplingParams(), 8, [1]), rows, ids, ())
     sure = Law(ids=np.array([1]), probs=np.ones(1))
     return Review(Draft(ids=ids, laws=(sure,) * n), laws, ScriptedModel(lambda _: np.zeros(9)), Ledger())
 

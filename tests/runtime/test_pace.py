@@ -190,7 +190,7 @@ def test_later_segments_have_readings_of_their_own() -> None:
         found = other.forward([text[-1], *piece.ids[:-1]], rows=range(n), pool=np.ones(n, np.float32))
         assert found.pooled is not None
         np.testing.assert_allclose(piece.readings[0].pooled, found.pooled / n)
-        assert piece.readings[0].signals == read_signals(found.logits, piece.ids)
+        assert piece.readings[0].signals == read_signals(found.rows, piece.ids)
         text += piece.ids
 
 

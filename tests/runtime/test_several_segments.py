@@ -21,6 +21,7 @@ from semspec.runtime.acceptance import accept_block, accept_tokens
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.pace import Pace
 from semspec.runtime.records import Draft, Step, Verdict
+from semspec.runtime.rows import Rows
 from semspec.runtime.segments import Segmenter
 from semspec.runtime.semantic import ByScore, CombinedJudge, SemanticJudge
 from semspec.runtime.stats import Ledger
@@ -243,7 +244,7 @@ def test_a_window_off_by_one_row_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     def shifted(*given: Any, **options: Any) -> Any:
         first, *later = read_draft(*given, **options)
-        return [first, *(replace(one, logits=np.roll(one.logits, 1, axis=0)) for one in later)]
+        return [first, *(replace(one, rows=Rows(np.roll(one.rows.logits, 1, axis=0))) for one in later)]
 
     monkeypatch.setattr(loop, "read_draft", shifted)
     assert distance(answers(3, accept_tokens), answers(0, accept_tokens)) > 1e-3

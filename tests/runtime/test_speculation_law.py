@@ -22,6 +22,7 @@ from semspec.runtime.chooser import Chooser
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.drafting import NgramDrafter
 from semspec.runtime.records import Floats, Forward, Law, Verdict
+from semspec.runtime.rows import Rows
 from semspec.runtime.sampling import sample
 
 V = 4  # ids that can be drawn, of 99 rows
@@ -56,7 +57,7 @@ class LookUp:
         ends = [self.length + range(len(ids))[row] + 1 for row in rows]
         self.tokens += ids
         found = [self.rows[tuple(self.tokens[:end])] for end in ends]
-        return Forward(logits=np.array(found, np.float32).reshape(-1, V))
+        return Forward(rows=Rows(np.array(found, np.float32).reshape(-1, V)))
 
     def rewind(self, length: int) -> None:
         del self.tokens[length:]
