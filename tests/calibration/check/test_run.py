@@ -114,10 +114,10 @@ class _Killed(Exception):
 
 
 def test_killed_it_goes_on_and_ends_with_the_same_bytes(calibrated: Path, tmp_path: Path) -> None:
-    """An hour of collecting is not done twice."""
+    """An hour of collecting is not done twice: neither what was told of, nor what others were at meanwhile."""
 
     def kill(stage: str, done: int, total: int) -> None:
-        if done == 4:
+        if done == 2:
             raise _Killed
 
     with pytest.raises(_Killed):
@@ -125,7 +125,8 @@ def test_killed_it_goes_on_and_ends_with_the_same_bytes(calibrated: Path, tmp_pa
     counts = []
     run(calibrated, tmp_path / "cut", NEW[:2], on_progress=lambda _, done, __: counts.append(done))
     run(calibrated, tmp_path / "whole", NEW[:2])
-    assert counts == [5, 6] and tiny_pairs.tree(tmp_path / "cut") == tiny_pairs.tree(tmp_path / "whole")
+    assert len(counts) <= 4 and counts == list(range(7 - len(counts), 7))
+    assert tiny_pairs.tree(tmp_path / "cut") == tiny_pairs.tree(tmp_path / "whole")
 
 
 def test_questions_that_were_calibrated_on_are_refused(calibrated: Path, tmp_path: Path) -> None:
