@@ -85,16 +85,17 @@ def run(
     Modes: autoregressive (the target alone), lossless (drafts of the draft model), ngram (drafts from the text),
     lossless-block and ngram-block (judged as a block); `:8` sets the most tokens of a draft. All are exact. Lossy, with
     the probes that semspec calibrate makes: semantic:0.1 and combined:0.1 (at this risk), semantic-paper and
-    semantic-strict. Controls, which a better lossy rule has to beat: random:0.7 (segments of the draft kept by chance),
-    logprob:-0.15 (by the target's mean log-probability), specreason:7 (by its grade, 0-9), topk:2:4 (tokens among its 2
-    likeliest, drafts of 4), draft-alone. Modes take turns within each problem, so what slows the machine slows all.
-    Speed is told as the ratio to autoregressive in the same run. Sampling is the same for all modes; the model's own
-    defaults do not enter.
+    semantic-strict; combined-whole:0.1 does not stop where the draft is unsure. Controls, which a better lossy rule has
+    to beat: random:0.7 (segments of the draft kept by chance), logprob:-0.15 (by the target's mean log-probability),
+    specreason:7 (by its grade, 0-9), topk:2:4 (tokens among its 2 likeliest, drafts of 4), draft-alone;
+    combined-random:0.5 and combined-logprob:-0.4 ask the exact rule first, as combined does. Modes take turns within
+    each problem, so what slows the machine slows all. Speed is told as the ratio to autoregressive in the same run.
+    Sampling is the same for all modes; the model's own defaults do not enter.
 
     Peers get the weights that the bundle was exported from, the same prompts and limits: genai, genai-draft,
-    genai-ngram, llama, llama-lookup, transformers, transformers-assisted. What a peer needs is installed by the user;
-    what it reads is made once and kept in the cache. Each is a process of its own that keeps its models in memory
-    until the end.
+    genai-ngram, llama, llama-lookup, transformers, transformers-assisted, transformers-lookup. What a peer needs is
+    installed by the user; what it reads is made once and kept in the cache. Each is a process of its own that keeps
+    its models in memory until the end.
 
     Interrupted, the same command goes on where it stopped. Written to --out: run.json, cells.jsonl, results.json,
     divergences.jsonl, report.html; with --ray also shards/, a folder for each part.

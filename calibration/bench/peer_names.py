@@ -60,6 +60,7 @@ PEERS: Mapping[str, PeerKind] = {
         PeerKind(name="llama-lookup", library="llama", modules=LLAMA, drafts="ngram"),
         PeerKind(name="transformers", library="transformers", modules=TRANSFORMERS),
         PeerKind(name="transformers-assisted", library="transformers", modules=TRANSFORMERS, drafts="model"),
+        PeerKind(name="transformers-lookup", library="transformers", modules=TRANSFORMERS, drafts="ngram"),
     )
 }
 

@@ -1,4 +1,4 @@
-"""transformers: generate() on the CPU, plain or assisted by a draft model.
+"""transformers: generate() on the CPU, plain, assisted by a draft model, or by n-grams of prompt and answer (look-up).
 
 Weights are the same fp32 numbers, or these rounded to bfloat16 where this processor multiplies that.
 """
@@ -19,6 +19,9 @@ from semspec.runtime.records import Floats
 __all__ = ["open_engine"]
 
 CPUINFO = Path("/proc/cpuinfo")
+LOOKUP = (
+    10  # tokens of a draft by look-up where transformers decides; asked for by name, so it has to be said
+)
 BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86 with tiles, Arm
 
 
@@ -33,6 +36,7 @@ class _Transformers:
         dtype = _faster_dtype() if opening.dtype is None else getattr(torch, opening.dtype)
         self._model = _load(opening.model, dtype)
         self._draft = None if opening.draft is None else _load(opening.draft, dtype)
+        self._drafts = opening.drafts
         self._passes = _count_passes(self._model)
         self._draft_passes = None if self._draft is None else _count_passes(self._draft)
         self._counts = Counts()
@@ -50,6 +54,8 @@ class _Transformers:
             options["assistant_model"] = self._draft
             if ask.n_draft is not None:
                 self._draft.generation_config.num_assistant_tokens = ask.n_draft
+        if self._drafts == "ngram":
+            options["prompt_lookup_num_tokens"] = LOOKUP if ask.n_draft is None else ask.n_draft
         self._passes.clear()
         if self._draft_passes is not None:
             self._draft_passes.clear()
@@ -64,13 +70,17 @@ class _Transformers:
                 streamer=watch,
                 **options,
             )
-        self._counts = self._count(watch.ids)
+        self._counts = self._count(ask, watch.ids)
         return watch.ids
 
-    def _count(self, written: Sequence[int]) -> Counts:
-        if self._draft_passes is None:
+    def _count(self, ask: Ask, written: Sequence[int]) -> Counts:
+        if self._drafts is None:
             return Counts()
-        rounds, drafted = len(self._passes), len(self._draft_passes)
+        rounds = len(self._passes)
+        if self._draft_passes is not None:
+            drafted = len(self._draft_passes)
+        else:  # a pass reads the prompt, or one token more, and what was looked up
+            drafted = sum(self._passes) - len(ask.ids) - (rounds - 1)
         return Counts(rounds=rounds, drafted=drafted, accepted=max(len(written) - rounds, 0))
 
     def counts(self) -> Counts:

@@ -25,7 +25,7 @@ def test_names_are_read_and_written_alike() -> None:
         "llama-lookup:8",
         "genai-draft:16",
     ]
-    assert parse_peer("transformers-assisted:3").n_draft == 3 and parse_peer("transformers").n_draft is None
+    assert parse_peer("transformers-lookup:3").n_draft == 3 and parse_peer("transformers").n_draft is None
 
 
 @pytest.mark.parametrize(

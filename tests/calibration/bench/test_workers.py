@@ -72,6 +72,18 @@ def worker(pair: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 
 
 @pytest.fixture(scope="module")
+def looking_up(pair: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """The same target, whose drafts are n-grams of the prompt and the answer."""
+    work = tmp_path_factory.mktemp("lookup")
+    command = [sys.executable, "-m", "semspec.calibration.bench.workers.serve", "transformers"]
+    with Wire("transformers", command, quiet_environment(), work) as wire:
+        model = str(make_hf(pair, "target", work))
+        opening = {"threads": 1, "max_context": 128, "dtype": "float32"}
+        wire.ask("open", limit_s=LIMIT_S, model=model, draft=None, drafts="ngram", **opening)
+        yield wire
+
+
+@pytest.fixture(scope="module")
 def ours(pair: Bundle) -> tuple[int, ...]:
     """What our own plain decoding says."""
     with LLM(pair.path, spec=SpecConfig(mode="autoregressive"), threads=1) as llm:
@@ -84,6 +96,38 @@ def test_assisted_generation_says_what_we_say(worker: Wire, ours: tuple[int, ...
     assert tuple(found["ids"]) == ours and found["finish_reason"] == "length"
     assert 0 < found["ttft_s"] <= found["seconds"]
     assert 0 < found["rounds"] < 24 and found["drafted"] >= found["accepted"] > 0
+
+
+def foretelling(pair: Bundle) -> list[int]:
+    """A prompt that ends with two ids which it holds before, followed there by what the model says next: by trial."""
+    with LLM(pair.path, spec=SpecConfig(mode="autoregressive"), threads=1) as llm:
+        for first in range(1, 8):
+            for foretold in range(256):
+                ids = [*PROMPT, first, 0, foretold, *PROMPT, first, 0]
+                llm.target.rewind(0)
+                if llm.target.forward(ids, rows=[len(ids) - 1]).logits[0].argmax() == foretold:
+                    return ids
+    raise AssertionError("no id tells of itself: take another seed")
+
+
+def test_look_up_says_what_we_say_and_counts_what_it_drafted(
+    looking_up: Wire, worker: Wire, pair: Bundle
+) -> None:
+    """Asked for what the prompt foretells, so that a draft is right: tokens add up, as each pass keeps its right drafts
+    and adds one; a longer draft drafts more."""
+    asked = {
+        **ASKED,
+        "ids": foretelling(pair),
+        "stop_ids": [259],
+    }  # look-up wants a stop id; nobody says this one
+    plain = worker.ask("generate", limit_s=LIMIT_S, **asked)["ids"]
+    short, long, default = (
+        looking_up.ask("generate", limit_s=LIMIT_S, **{**asked, "n_draft": n}) for n in (1, 4, None)
+    )
+    for found in (short, long, default):
+        assert found["ids"] == plain and found["rounds"] + found["accepted"] == 24
+        assert found["drafted"] >= found["accepted"] > 0
+    assert short["drafted"] < long["drafted"] <= default["drafted"]
 
 
 def test_an_answer_ends_where_it_was_told_to(worker: Wire, ours: tuple[int, ...]) -> None:
