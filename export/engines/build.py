@@ -202,10 +202,11 @@ def _build(
         known, compiled = shelf.take(key, folder / file), None
         size, sha256 = known.size, known.sha256
     else:
+        stage = f"{work.home}: {work.name} plan, in about {work.need.build / 2**30:.1f} GiB of memory"
 
         def on_step(done: int, total: int) -> None:
             if on_progress:
-                on_progress(f"{work.home}: {work.name} plan", done, total)
+                on_progress(stage, done, total)
 
         on_step(0, 1)
         compiled = compile_apart(_job(folder / file, work, aim), on_step)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -19,6 +20,7 @@ from numpy.testing import assert_allclose
 from semspec.export.emulation import run_emulated
 from semspec.export.engine_graphs import CUT_KL, LIMITS, check_cuts, engine_quality_line, verify_engine
 from semspec.export.precisions import PRECISIONS, Precision
+from semspec.export.qdq_weights import FP4_BLOCK
 from semspec.export.verify import Quality, closeness
 from semspec.models.reference import ReferenceRun, run_reference
 from semspec.runtime.errors import BundleError
@@ -50,6 +52,26 @@ def test_graphs_compute_what_the_emulation_does(
     for index in STATES if activation == "float32" else ():
         typical = np.abs(emulated.states[index]).mean()
         assert np.abs(states[index] - emulated.states[index]).mean() < 0.01 * typical, index
+
+
+@DIALECTS
+@pytest.mark.parametrize("quantizer", ["awq", "gptq"])
+def test_int4_with_ranges_is_what_was_chosen(tmp_path: Path, graph: str, quantizer: str) -> None:
+    """Scaled channels are folded away, so the graph is the same model, rounded as the emulation rounds it; random
+    weights have no channels that stand out, so no more than this and no harm can be asked for."""
+    custom = replace(PRECISIONS["int4"], activation="float32")
+    exact, apart = [], []
+    for name in ("rtn", quantizer):
+        case = engine_case(tmp_path / name, QWEN2, graph, "int4", quantizer=name, custom=custom, **WIDE)
+        emulated = run_emulated(case.spec, case.plan, TEXT).logits
+        with case.graph.open() as model:
+            found, _ = read_in_pieces(model, TEXT, [slice(0, 64)])
+        assert closeness(emulated, found)[0] < 1e-9
+        exact.append(run_reference(case.spec, case.plan.weights, TEXT).logits)
+        apart.append(closeness(exact[0], found)[0])
+    assert case.plan.quantizer == quantizer
+    assert closeness(*exact)[0] < 1e-9
+    assert 0 < apart[1] < 1.1 * apart[0] and apart[1] != apart[0]
 
 
 def nodes(case: EngineCase) -> list[tuple[Any, ...]]:
@@ -95,10 +117,47 @@ def test_fp4_weights_are_those_of_the_emulation(tmp_path: Path, graph: str) -> N
     twin = Precision(name="nvfp4", activation="float32", weights="fp4", head="int8")
     case = engine_case(tmp_path, QWEN2, graph, "nvfp4", custom=replace(twin, inputs="fp4"), **WIDE)
     emulated = run_emulated(case.spec, replace(case.plan, precision=twin), TEXT)
+    with replace(case.graph, path=widened_fp4(case.graph.path)).open() as model:
+        found, _ = read_in_pieces(model, TEXT, cut(64, [40, 1, 3]))
+    assert closeness(emulated.logits, found)[0] < 1e-9
     exact = run_reference(case.spec, case.plan.weights, TEXT).logits
     rounded = run_emulated(case.spec, case.plan, TEXT).logits
     weights_only, both = (closeness(exact, logits)[0] for logits in (emulated.logits, rounded))
     assert 0 < weights_only < both < LIMITS["nvfp4"][0]
+
+
+def widened_fp4(path: Path) -> Path:
+    """The graph with its fp4 weights as onnx reads them, and no input rounded: onnxruntime can run that."""
+    model = onnx.load(path)
+    graph = model.graph
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    made = {output: node for node in graph.node for output in node.output}
+    rounded: dict[str, str] = {}
+    kept: list[onnx.NodeProto] = []
+    gone: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "TRT_FP4DynamicQuantize":
+            rounded[node.output[0]] = node.input[0]
+            gone |= set(node.output)
+        elif node.input[0] in rounded:
+            kept.append(onnx.helper.make_node("Identity", [rounded[node.input[0]]], node.output))
+        elif gone & set(node.input):  # scales of what was rounded
+            gone |= set(node.output)
+        elif arrays.get(node.input[0], np.zeros(0)).dtype == ml_dtypes.float4_e2m1fn:
+            scales, whole = (arrays[name] for name in made[made[node.input[1]].input[0]].input)
+            steps = np.repeat(scales.astype(np.float32) * whole, FP4_BLOCK, axis=1)
+            wide = arrays[node.input[0]].astype(np.float32) * steps
+            graph.initializer.append(onnx.numpy_helper.from_array(wide, node.output[0]))
+        else:
+            kept.append(node)
+    read = {name for node in kept for name in node.input}
+    weights = [tensor for tensor in graph.initializer if tensor.name in read]
+    for field, values in ((graph.node, kept), (graph.initializer, weights)):
+        del field[:]
+        field.extend(values)
+    out = path.with_name("widened.onnx")
+    onnx.save(model, out)
+    return out
 
 
 def gate(case: EngineCase, reference: ReferenceRun | None = None) -> Quality:

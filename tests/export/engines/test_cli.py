@@ -32,7 +32,7 @@ def test_build_needs_the_engine_and_no_exporter(bundle: Path, tmp_path: Path) ->
         "target",
         "draft",
     ]
-    assert "target: native plan\n" in done.err
+    assert "target: native plan, in about 0.4 GiB of memory\n" in done.err
     assert "target: native plan in int8, " in done.err and " MiB peak memory; runs in about " in done.err
     assert "draft: native plan in int8, " in done.err and "there already; runs in about " in done.err
     again = run("semspec", *arguments, cwd=tmp_path, without=EXPORTER)

@@ -35,7 +35,7 @@ def test_weights_stored_twice_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["native", "primitive"])
 def test_fresh_builds_are_alike(tmp_path: Path, graph: str) -> None:
-    """As far as the system lets us: unaided no two builds are alike, aided nearly all; a thread that is preempted at
+    """As far as the system lets us: unaided builds may differ each time, aided hardly; a thread that is preempted at
     the wrong moment still changes the order in which things are stored. What is promised is in test_build.py."""
     case = engine_case(tmp_path, "qwen2-yarn-untied", graph, "int4", **WIDE)
     hashes = []
