@@ -1,7 +1,8 @@
 """A probe as weights, as a graph and in numpy: states and features in, a score in (0, 1) out.
 
     logit = w . (features - center) + sum over layers of MLP(state - center) + bias
-    score = a sigmoid of logit / temperature, or a line through knots; then clipped
+    score = a sigmoid of logit / temperature, or a line through knots; then clipped; UNREADABLE for states that are no
+            numbers
 
 The graph is checked against numpy before anybody uses it. It knows no training and no bundle.
 """
@@ -22,7 +23,7 @@ from semspec.export.safetensors_file import read_safetensors_header, read_safete
 from semspec.export.writer import DTYPES, GraphBuilder
 from semspec.runtime.backends.base import Backend
 from semspec.runtime.bundle import sha256_of
-from semspec.runtime.contract import check_ports, probe_ports
+from semspec.runtime.contract import UNREADABLE, check_ports, probe_ports
 from semspec.runtime.errors import BundleError, SourceError
 from semspec.runtime.probes import ProbeGraph
 from semspec.runtime.records import Array, Floats
@@ -175,7 +176,9 @@ def write_probe_graph(path: Path, weights: ProbeWeights) -> None:
     low, high = (graph.constant(f"clip.{value:g}", np.array(value, np.float32)) for value in (CLIP, 1 - CLIP))
     clipped = graph.node("Clip", [score, low, high], "clipped")
     axis = graph.constant("1", np.array([1], np.int64))
-    graph.node("Squeeze", [clipped, axis], "score")
+    graph.node("Squeeze", [clipped, axis], "score" if not weights.states else "score.all")
+    if weights.states:
+        _refuse_unreadable(graph, "score.all")
     graph.outputs(outputs)
     graph.save(path, {"graph": "probe", "semspec": metadata.version("semspec")})
 
@@ -341,6 +344,20 @@ def _centered(graph: GraphBuilder, name: str, x: str, center: Floats) -> str:
     return graph.node(
         "Sub", [x, graph.constant(f"{name}.center", center.astype(np.float32))], f"{name}.centered"
     )
+
+
+def _refuse_unreadable(graph: GraphBuilder, score: str) -> None:
+    """`score` (B,) where all states are numbers. An engine may give the larger of 0 and NaN as 0, and states that stay
+    on a device are looked at by nobody else."""
+    most = graph.constant("most", np.array(np.finfo(np.float32).max, np.float32))
+    usable = graph.node("LessOrEqual", [graph.node("Abs", ["pooled"], "sizes"), most], "usable")
+    counted = graph.node("Cast", [usable], "usable.counted", to=DTYPES["float32"])
+    axes = graph.constant("1, 2", np.array([1, 2], np.int64))
+    least = graph.node("ReduceMin", [counted, axes], "usable.least", keepdims=0)
+    half = graph.constant("half", np.array(0.5, np.float32))
+    whole = graph.node("Greater", [least, half], "usable.all")
+    none = graph.constant("unreadable", np.array(UNREADABLE, np.float32))
+    graph.node("Where", [whole, score, none], "score")
 
 
 def _score(graph: GraphBuilder, scaled: str, scaling: Scaling) -> str:

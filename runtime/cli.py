@@ -21,6 +21,7 @@ __all__ = ["COLOURS", "generate", "inspect"]
 
 WAYS = ["lossless", "autoregressive", "semantic", "combined"]
 COLOURS = {"target": None, "draft": "green", "draft, lossy": "yellow"}
+RISK_WORDS = {"meaning": "mean what no sample of the target means", "answer": "spoil the answer"}
 
 
 @click.command(short_help="Answer a prompt with the models of a bundle.")
@@ -292,6 +293,8 @@ def _probe_lines(bundle: Bundle) -> Iterator[str]:
     if found.ratio is not None:
         accepts, overlap = found.ratio.mean_acceptance, found.ratio.overlap
         yield f"  {'ratio':<12} would accept {accepts:.2f} where the models agree on {overlap:.2f}"
+    if found.risks:
+        yield f"  {'risks':<12} of segments that {RISK_WORDS[found.risk_of]}"
     for point in found.risks:
         yield (
             f"  {'risk':<12} {point.risk:g}: score from {point.threshold:.4f}, keeps {point.coverage:.0%} of drafted "

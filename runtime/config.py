@@ -229,15 +229,15 @@ class SpecConfig:
     draft that ends them is thrown away. `ignore`: nothing. None: `exact`, `discard` for `paper` and `strict`."""
 
     adaptive: str | None = None
-    """When a segment's draft stops before its end, to be judged by the exact rule alone. `confidence`: where the
-    draft's likeliest token has a chance below `min_confidence`. `acceptance`: the sooner, the less of the latest ones
-    was kept. `off`: never. It sets the number of segments too (`max_segments`). None: `confidence` for `combined`,
-    whose unsure drafts cost more than they give, else `off`."""
+    """When a segment's draft stops before its end, to be judged by the exact rule alone. `confidence`: with a token,
+    not the segment's first, of which the draft was unsure: the likeliest one had a chance below `min_confidence`.
+    `acceptance`: the sooner, the less of the latest ones was kept. `off`: never. It sets the number of segments too
+    (`max_segments`). None: `confidence` for `combined`, whose unsure drafts cost more than they give, else `off`."""
 
     min_confidence: float = 0.65
     """Of adaptive `confidence`. More: shorter drafts, and fewer lossy tokens; 0: whole ones. The default was chosen on
     six training questions of the 1.5B/0.5B pair (tokens/s of `combined` at risk 0.2: on three 25.7 without and 29.3 at
-    0.5, on three others 27.7, 28.8 and 29.3 at 0.5, 0.65 and 0.8)."""
+    0.5, on three others 27.7, 28.8 and 29.3 at 0.5, 0.65 and 0.8), when drafts stopped before the unsure token."""
 
     max_segments: int = 1
     """Most segments that are drafted before the target looks at them, in one pass; they stay up to the first that is

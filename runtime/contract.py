@@ -30,6 +30,7 @@ __all__ = [
     "PROBE_PORTS",
     "SPAN_STEP",
     "STAYING",
+    "UNREADABLE",
     "GraphSpec",
     "Port",
     "check_ports",
@@ -40,6 +41,7 @@ __all__ = [
 
 GRAPHS = ("cpu", "cuda", "native", "primitive")
 TOP_IDS = 64  # candidates returned by top_logits and top_ids
+UNREADABLE = -1.0  # no score
 SPAN_STEP = 256  # cache rows by which what attention reads grows
 
 ALL = frozenset(GRAPHS)
@@ -56,9 +58,7 @@ MOST = {
 }
 IN_PLACE = ALL - PRIMITIVE  # graphs that write the cache themselves
 SIGNALS = ALL - CPU  # a CPU graph has the logits in memory already: see PORTS
-# Graphs of plans, whose outputs stay on the device until they are read. ONNX Runtime's CUDA provider copies what is
-# asked for with the pass, so there the few numbers of a row would only be copied beside its logits.
-STAYING = NATIVE | PRIMITIVE
+STAYING = SIGNALS  # graphs whose outputs stay on the device until they are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,12 @@ PORTS: tuple[Port, ...] = (
 PROBE_PORTS: tuple[Port, ...] = (
     _in("pooled", "float32", "B", "K", "E", note="mean state of each pooled layer over a segment"),
     _in("signals", "float32", "B", "F", note="free numbers of the same pass"),
-    _out("score", "float32", "B", note="estimated probability that the model says something meaning this"),
+    _out(
+        "score",
+        "float32",
+        "B",
+        note="estimated probability that the model says something meaning this; UNREADABLE: a state is no number",
+    ),
 )
 
 

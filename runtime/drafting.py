@@ -15,8 +15,9 @@ import numpy as np
 from semspec.runtime.chooser import Chooser
 from semspec.runtime.model import LanguageModel, common_prefix
 from semspec.runtime.pace import Pace
+from semspec.runtime.pooled import Pooled
 from semspec.runtime.readings import NO_SIGNALS, NO_STATES, Reading, Row, TokenSignals, sum_up
-from semspec.runtime.records import Draft, Floats, Law
+from semspec.runtime.records import Draft, Law
 from semspec.runtime.sampling import sample
 from semspec.runtime.segments import Segment
 
@@ -109,12 +110,11 @@ class ModelDrafter:
         )
         end = self._end(0, limit, segment) if judged else room
         while len(written.ids) < min(end, room):
-            row = written.notes.read(self.model, unread)
+            row, last = written.notes.read(self.model, unread), False
             if judged and self._unsure(written, segments):
-                if written.ids:
-                    written.notes.forget_row()
-                    break
-                written.sure = False
+                if written.ids and not written.n_begun:
+                    break  # a segment is begun by the next round, which may go on with it
+                last, written.sure = bool(written.n_begun), False
             law = self.chooser.law_of(row)
             token = sample(law, rng)
             written.add(token, law)
@@ -128,6 +128,8 @@ class ModelDrafter:
                 if n >= segments or segment is None or not self._pace.goes_on(n, sure=written.sure):
                     break
                 end = self._end(len(written.ids), limit, segment)
+            if last:
+                break
         self.chooser.rollback(len(written.ids))
         self._proposed, self._paced = written.draft(), judged and bool(written.ids)
         return self._proposed
@@ -154,7 +156,8 @@ class ModelDrafter:
         return start + self._pace.limit(left if segment is None else min(segment.cap, left))
 
     def _unsure(self, written: _Written, segments: int) -> bool:
-        """Whether the row just read ends the draft, or would where it is the first, which matters to later segments."""
+        """Whether the draft ends with the row just read, or would if it were not the first, which matters to later
+        segments."""
         looks = self._pace.reads_rows and (bool(written.ids) or segments > 1)
         return looks and self._pace.ends(written.notes.row)
 
@@ -172,17 +175,13 @@ class ModelDrafter:
 
 
 class _Notes:
-    """What a model makes of one piece of its own draft, as far as it is asked for.
-
-    The states of a row are pooled with the pass that reads it, so the sum is one row ahead where a draft stops before a
-    token is drawn: it is of that draft's rows all the same once the last is forgotten.
-    """
+    """What a model makes of one piece of its own draft, as far as it is asked for: every row that is read is one that a
+    token is drawn from, but for the first of a piece that is not begun."""
 
     def __init__(self, vocab_size: int, *, states: bool, signals: bool) -> None:
         self._vocab_size, self._states, self._signals = vocab_size, states, signals
         self.row = Row(np.zeros(0, np.float32))  # the one just read
-        self._pooled: Floats | None = None
-        self._before: Floats | None = None
+        self._sum: Pooled | None = None  # where the passes make it, on a device too
         self._tokens: list[TokenSignals] = []
 
     def read(self, model: LanguageModel, unread: Sequence[int]) -> Row:
@@ -191,9 +190,8 @@ class _Notes:
         if self._states:
             pool = np.zeros(len(unread), np.float32)
             pool[-1] = 1
-        found = model.forward(unread, pool=pool, pooled=self._pooled)
-        if found.pooled is not None:
-            self._before, self._pooled = self._pooled, found.pooled.copy()
+        found = model.forward(unread, pool=pool, pooled=self._sum)
+        self._sum = found.states
         self.row = found.rows.cut(self._vocab_size)[0]
         return self.row
 
@@ -202,16 +200,12 @@ class _Notes:
         if self._signals:
             self._tokens.append(self.row.of(token))
 
-    def forget_row(self) -> None:
-        """Nothing was drawn from the row just read."""
-        self._pooled = self._before
-
     def reading(self, n_tokens: int) -> Reading | None:
         """Of all it was told of; None where nothing was asked for, or nothing drafted."""
         if not n_tokens or not (self._states or self._signals):
             return None
         return Reading(
-            pooled=NO_STATES if self._pooled is None else self._pooled / np.float32(n_tokens),
+            pooled=NO_STATES if self._sum is None else self._sum.values / np.float32(n_tokens),
             signals=sum_up(self._tokens) if self._signals else NO_SIGNALS,
         )
 
@@ -234,6 +228,11 @@ class _Written:
         self._laws.append(law)
         self.notes.add(token)
 
+    @property
+    def n_begun(self) -> int:
+        """Tokens of the piece in hand."""
+        return len(self.ids) - (self.ends[-1] if self.ends else 0)
+
     def end_segment(self) -> None:
         """The last token ended one; what follows is another piece."""
         self._note()
@@ -252,7 +251,7 @@ class _Written:
 
     def _note(self) -> None:
         """Keep what was noted of the piece in hand."""
-        reading = self.notes.reading(len(self.ids) - (self.ends[-1] if self.ends else 0))
+        reading = self.notes.reading(self.n_begun)
         if reading is not None:
             self._readings.append(reading)
 

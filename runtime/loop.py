@@ -195,7 +195,7 @@ def _by_judge(
         laws,
         target,
         request.ledger,
-        pooled=window.pooled,
+        states=window.states,
         n_behind=window.n_behind,
         describe=judging.describe,
         exact=exact,

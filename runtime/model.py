@@ -15,6 +15,7 @@ import numpy as np
 from semspec.runtime.backends.base import Backend, Tensor
 from semspec.runtime.contract import IN_PLACE, STAYING, GraphSpec, check_ports, kv_pairs, span_of
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.pooled import HeldPooled, Pooled
 from semspec.runtime.records import Array, Floats, Forward, Ints
 from semspec.runtime.rows import OUTPUTS, Outputs, Rows, TopRows
 
@@ -47,13 +48,14 @@ class LanguageModel(Protocol):
         *,
         rows: Sequence[int] = (-1,),
         pool: Floats | None = None,
-        pooled: Floats | None = None,
+        pooled: Pooled | Floats | None = None,
         hidden: Sequence[int] = (),
     ) -> Forward:
         """Read `ids` (S,) after what is remembered; what follows the wanted `rows` of these S.
 
-        pool: (S,) weights with which rows enter the pooled sum, which starts from `pooled` (K, E) or zeros;
-        None: nothing is pooled. hidden: state indices to return, all S rows.
+        pool: (S,) weights with which rows enter the pooled sum, which starts from `pooled` (K, E) or zeros; None:
+        nothing is pooled. A sum that the last pass returned (Forward.states) is taken as it lies, on a device too.
+        hidden: state indices to return, all S rows.
         """
         ...
 
@@ -72,8 +74,8 @@ class CachedModel:
     rows computes one more. Who compares no bits, a draft, does without: measured 2 % of a step in blocks of
     32, 5 to 20 % in larger ones.
 
-    n_full_rows: rows whose logits were copied from the device in full, of n_rows that were asked for; on `cpu` and
-    `cuda` none is counted, for there they come with the pass.
+    n_full_rows: rows whose logits were read from the device in full, of n_rows that were asked for (on `cuda` one that
+    is read brings along all rows of its pass); on `cpu`, where they are in memory, none is counted.
     """
 
     def __init__(self, backend: Backend, graph: Path, spec: GraphSpec, *, same_bits: bool = True) -> None:
@@ -81,7 +83,7 @@ class CachedModel:
         self.max_context = spec.max_context
         self.tokens: list[int] = []
         self.n_rows = self.n_full_rows = 0
-        self._outputs: Outputs | None = None  # of the last pass, if they stay on the device
+        self._left: list[Outputs | HeldPooled] = []  # by the last pass on the device
         self._session = backend.open(graph)
         check_ports(str(graph), spec.inputs(), self._session.inputs)
         check_ports(str(graph), spec.outputs(), self._session.outputs)
@@ -133,7 +135,7 @@ class CachedModel:
         *,
         rows: Sequence[int] = (-1,),
         pool: Floats | None = None,
-        pooled: Floats | None = None,
+        pooled: Pooled | Floats | None = None,
         hidden: Sequence[int] = (),
     ) -> Forward:
         """See LanguageModel.forward; wanted rows ascend.
@@ -165,11 +167,12 @@ class CachedModel:
         self.n_rows += len(wanted)
         size = self._chunk if len(wanted) <= self._most_rows else min(self._chunk, self._most_rows)
         chunks = [slice(start, min(start + size, n_new)) for start in range(0, n_new, size)]
+        states = Pooled(pooled) if isinstance(pooled, np.ndarray) else pooled
         parts: list[Forward] = []
         for chunk in chunks:
-            part = self._pass(tokens, chunk, wanted, pool, pooled, hidden)
+            part = self._pass(tokens, chunk, wanted, pool, states, hidden)
             parts.append(part if chunk is chunks[-1] else _copied(part))
-            pooled = parts[-1].pooled
+            states = part.states
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _pass(
@@ -178,7 +181,7 @@ class CachedModel:
         chunk: slice,
         wanted: Array,
         pool: Floats | None,
-        pooled: Floats | None,
+        states: Pooled | None,
         hidden: Sequence[int],
     ) -> Forward:
         """One run of the graph over tokens[chunk]; wanted rows outside belong to another pass."""
@@ -187,9 +190,9 @@ class CachedModel:
         rows = inside if len(inside) else np.array([chunk.stop - 1])
         next_ids = np.append(tokens, 0)[rows + 1]  # 0: unknown
         ids = tokens[chunk]
-        feeds = self._feeds(ids, rows - chunk.start, next_ids)
+        feeds: dict[str, Array | Tensor] = {**self._feeds(ids, rows - chunk.start, next_ids)}
         feeds["pool"] = np.zeros((1, len(ids)), np.float32) if pool is None else pool[None, chunk]
-        feeds["pooled_in"] = self._no_pool if pooled is None else pooled[None]
+        feeds["pooled_in"] = self._no_pool if states is None else states.feed
         fetch = [*(OUTPUTS if self.spec.graph in STAYING else ["logits"])]
         fetch += [f"hidden.{index}" for index in hidden]
         if pool is not None:
@@ -203,7 +206,7 @@ class CachedModel:
         self.tokens += ids.tolist()
         return Forward(
             rows=self._rows_of(found, len(inside), next_ids),
-            pooled=None if pool is None else _wide(found["pooled"]),
+            states=None if pool is None else self._states_of(found["pooled"]),
             hidden={index: _wide(found[f"hidden.{index}"]) for index in hidden},
         )
 
@@ -211,17 +214,25 @@ class CachedModel:
         """What may follow the first n_rows rows of a pass."""
         if self.spec.graph not in STAYING:
             return Rows(_wide(found["logits"])[:n_rows])
-        self._outputs = Outputs(found, self._backend.part, next_ids, self._count_full)
-        return TopRows(self._outputs, range(n_rows), self.spec.vocab_size)
+        outputs = Outputs(found, self._backend.part, next_ids, self._count_full)
+        self._left.append(outputs)
+        return TopRows(outputs, range(n_rows), self.spec.vocab_size)
+
+    def _states_of(self, found: Tensor) -> Pooled:
+        if self.spec.graph not in STAYING:
+            return Pooled(_wide(found))
+        held = HeldPooled(found, self._backend)
+        self._left.append(held)
+        return held
 
     def _count_full(self, n_rows: int) -> None:
         self.n_full_rows += n_rows
 
     def _forget_outputs(self) -> None:
         """Before they are written over."""
-        if self._outputs is not None:
-            self._outputs.close()
-            self._outputs = None
+        for left in self._left:
+            left.close()
+        self._left.clear()
 
     def _feeds(self, ids: Ints, rows: Array, next_ids: Ints) -> dict[str, Array]:
         """What a pass reads but for the pooled sum, as the graph's kind wants it."""
@@ -268,9 +279,9 @@ def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def _copied(part: Forward) -> Forward:
+    """All but the pooled sum, from which the next pass goes on."""
     return Forward(
         rows=part.rows.copy(),
-        pooled=None if part.pooled is None else part.pooled.copy(),
         hidden={index: state.copy() for index, state in part.hidden.items()},
     )
 
@@ -280,6 +291,6 @@ def _joined(parts: Sequence[Forward]) -> Forward:
     asked = [part.rows for part in parts if len(part.rows)] or [parts[-1].rows]
     return Forward(
         rows=asked[0] if len(asked) == 1 else Rows(np.concatenate([rows.logits for rows in asked])),
-        pooled=parts[-1].pooled,
+        states=parts[-1].states,
         hidden={index: np.concatenate([part.hidden[index] for part in parts]) for index in parts[0].hidden},
     )

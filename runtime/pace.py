@@ -1,8 +1,8 @@
 """Pace: how much is drafted before the target looks, by the draft's own word or by what became of others.
 
-What ends a draft early depends on the tokens drafted so far and on the law of the next one, never on a token that is
-then thrown away, nor on what the target makes of this draft: so the exact rule stays exact. It knows numbers; it knows
-no model.
+What ends a draft early depends on the tokens drafted so far and on the law of the next one before it is drawn, never on
+a token that is then thrown away, nor on what the target makes of this draft: so the exact rule stays exact. It knows
+numbers; it knows no model.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ LIKELY = 0.75  # a further segment saves a pass where all before it are kept, el
 
 
 class Pace:
-    """One request's. adaptive: one of config.ADAPTIVE. least: `confidence` stops where the draft's own likeliest token
-    has a smaller chance; shortest: `acceptance` never drafts less.
+    """One request's. adaptive: one of config.ADAPTIVE. least: `confidence` stops with the first token that the draft is
+    unsure of, whose place gave even the likeliest one a smaller chance: its law is there, so it costs a row of the
+    target's pass and no pass of the draft, and what follows it would be looked at too seldom. shortest: `acceptance`
+    never drafts less.
 
     >>> pace = Pace("acceptance", shortest=4)
     >>> pace.saw(drafted=20, kept=0), pace.limit(20), pace.saw(drafted=15, kept=0), pace.limit(20)
@@ -45,7 +47,7 @@ class Pace:
         return min(most, max(self._shortest, round(self._share * most)))
 
     def ends(self, row: Row) -> bool:
-        """Whether a draft stops before a token is drawn from `row`, the draft's own logits."""
+        """Whether a draft ends with the token that is to be drawn from `row`, the draft's own logits."""
         return self.reads_rows and row.top_chance < self._least
 
     def goes_on(self, n_segments: int, *, sure: bool) -> bool:

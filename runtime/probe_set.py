@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from semspec.runtime.bundle import MANIFEST, ROLES, Bundle, Manifest, inside, sha256_of
@@ -27,6 +27,7 @@ __all__ = [
     "PREDICTOR",
     "PREDICTOR_FILE",
     "PROBES",
+    "RISKS_OF",
     "ProbeGraph",
     "ProbeSet",
     "RatioFacts",
@@ -43,6 +44,7 @@ PROBES = "probes"
 PREDICTOR = "predictor"
 PREDICTOR_FILE = "predictor.json"
 GRAPH_NAMES = (PREDICTOR, *ROLES)
+RISKS_OF = ("meaning", "answer")
 MOST_BYTES = 4 << 20  # of predictor.json; a larger one is not ours
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 _FILE = re.compile(r"[A-Za-z0-9_-]+\.onnx")
@@ -84,9 +86,9 @@ class ProbeGraph:
 class RiskPoint:
     """A line of the risk table: keep a segment whose score is at least `threshold`.
 
-    risk: what it was made for. coverage: share of drafted tokens kept. observed: share of the kept segments that no
-    sample of the target is equivalent to; upper: its one-sided 95 % bound, at most `risk`. All on questions that the
-    predictor did not learn from.
+    risk: what it was made for. coverage: share of drafted tokens kept. observed: share of the kept segments that
+    ProbeSet.risk_of tells; upper: its one-sided 95 % bound, at most `risk`. All on questions that the predictor did not
+    learn from.
     """
 
     risk: float
@@ -117,10 +119,11 @@ class ProbeSet:
     """What predictor.json says.
 
     graphs: `predictor`, whose score the thresholds belong to, and `target` with `draft`, the two own-label probes of
-    the ratio; at least one of both. risks: ascending. ratio: None where it was not measured. boundary: of the segments
-    learnt from. models: role -> file -> sha256, as the manifest lists them; pooled_layers: role -> layers.
-    backend: whose states were learnt from. temperature, top_p: of the samples. For probes trained elsewhere, of which
-    nobody knows, backend is "" and the others are None.
+    the ratio; at least one of both. risks: ascending. risk_of: what of the kept segments they count: `meaning`, those
+    that no sample of the target is equivalent to; `answer`, those that spoil the answer. ratio: None where it was not
+    measured. boundary: of the segments learnt from. models: role -> file -> sha256, as the manifest lists them;
+    pooled_layers: role -> layers. backend: whose states were learnt from. temperature, top_p: of the segments that
+    risks are about. For probes trained elsewhere, of which nobody knows, backend is "" and the others are None.
     Raises ValueError for what does not go together.
     """
 
@@ -134,6 +137,7 @@ class ProbeSet:
     backend: str
     temperature: float | None
     top_p: float | None
+    risk_of: str = field(default=RISKS_OF[0], metadata={"left_out_by_default": True})
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -153,6 +157,8 @@ class ProbeSet:
                 raise ValueError(
                     f"the ratio's graph {role!r} must read states of the {role}, and nothing else"
                 )
+        if self.risk_of not in RISKS_OF:
+            raise ValueError(f"risk_of must be one of {', '.join(RISKS_OF)}, found {shown(self.risk_of)}")
         if self.risks and PREDICTOR not in self.graphs:
             raise ValueError(f"risks belong to a {PREDICTOR}, and there is none")
         if [point.risk for point in self.risks] != sorted({point.risk for point in self.risks}):

@@ -13,12 +13,13 @@ from types import TracebackType
 
 import numpy as np
 
-from semspec.runtime.backends.base import Backend, Session
+from semspec.runtime.backends.base import Backend, Session, Tensor
 from semspec.runtime.bundle import ROLES, Bundle
-from semspec.runtime.contract import check_ports, probe_ports
+from semspec.runtime.contract import UNREADABLE, check_ports, probe_ports
 from semspec.runtime.errors import BackendError, CalibrationError, ConfigError
 from semspec.runtime.features import SegmentText, feature_values
 from semspec.runtime.opening import probe_file
+from semspec.runtime.pooled import HeldPooled
 from semspec.runtime.probe_set import (
     FORMAT,
     PREDICTOR,
@@ -33,7 +34,7 @@ from semspec.runtime.probe_set import (
     read_probes,
     require_probes,
 )
-from semspec.runtime.readings import Reading
+from semspec.runtime.readings import NOT_FINITE, Reading, check_states
 from semspec.runtime.records import Array, Floats
 from semspec.runtime.segments import Boundary
 
@@ -65,8 +66,9 @@ class Probes:
         backend: Backend,
     ) -> None:
         """files: name -> what to open for that graph. widths: role -> E. See `open`."""
-        self.folder, self.set = folder, found
+        self.folder, self.set, self._backend = folder, found, backend
         self._sessions: dict[str, Session] = {}
+        self._gathered: dict[str, Tensor] = {}  # on a device, states that a graph reads
         with ExitStack() as stack:
             for name, graph in found.graphs.items():
                 session = backend.open(files[name])
@@ -115,6 +117,7 @@ class Probes:
     def close(self) -> None:
         """Release the graphs. Safe to call twice."""
         self._opened.close()
+        self._gathered.clear()
 
     @property
     def has_predictor(self) -> bool:
@@ -156,12 +159,12 @@ class Probes:
         `needs_draft_states` are False. Raises ConfigError where there is no predictor, or it needs more than is given.
         """
         graph = self._graph(PREDICTOR)
-        feeds: dict[str, Array] = {}
+        feeds: dict[str, Array | Tensor] = {}
         if graph.layers:
             reading = target if graph.role == "target" else draft
             if reading is None:
                 raise ConfigError(f"the predictor reads states of the {graph.role}, which were not given")
-            feeds["pooled"] = self._pooled(PREDICTOR, reading.pooled)
+            feeds["pooled"] = self._pooled(PREDICTOR, reading.states)
         if graph.features:
             feeds["signals"] = feature_values(
                 graph.features,
@@ -171,9 +174,9 @@ class Probes:
             )[None]
         return self._run(PREDICTOR, feeds)
 
-    def ratio_scores(self, target_pooled: Floats, draft_pooled: Floats) -> tuple[float, float]:
+    def ratio_scores(self, target_pooled: Floats | HeldPooled, draft_pooled: Floats) -> tuple[float, float]:
         """(s_T, s_D) of the own-label probes; each model's pooled states (K, E). Raises ConfigError for none."""
-        pooled = {"target": target_pooled, "draft": draft_pooled}
+        pooled: dict[str, Floats | HeldPooled] = {"target": target_pooled, "draft": draft_pooled}
         found = [self._run(role, {"pooled": self._pooled(role, pooled[role])}) for role in ROLES]
         return found[0], found[1]
 
@@ -209,16 +212,30 @@ class Probes:
         graph = self.set.graphs.get(PREDICTOR)
         return graph is not None and bool(graph.layers) and graph.role == role
 
-    def _pooled(self, name: str, pooled: Floats) -> Array:
-        """(1, K, E) of the graph's own layers, from those of all pooled ones."""
-        role = self._graph(name).role
-        n_pooled = len(self.set.pooled_layers[role])
-        if pooled.ndim != 2 or len(pooled) != n_pooled:
-            raise ConfigError(f"pooled states of the {role} must be ({n_pooled}, E), got {pooled.shape}")
-        return np.ascontiguousarray(pooled[self._places[name]], np.float32)[None]
+    def _pooled(self, name: str, pooled: Floats | HeldPooled) -> Array | Tensor:
+        """(1, K, E) of the graph's own layers, from those of all pooled ones.
 
-    def _run(self, name: str, feeds: Mapping[str, Array]) -> float:
+        What a device holds that the graph runs on is gathered there: nothing of it comes back but the score. Raises
+        ConfigError for states of another number of layers, BackendError for those in memory that are not finite.
+        """
+        role, places = self._graph(name).role, self._places[name]
+        n_pooled = len(self.set.pooled_layers[role])
+        if len(pooled.shape) != 2 or pooled.shape[0] != n_pooled:
+            raise ConfigError(f"pooled states of the {role} must be ({n_pooled}, E), got {pooled.shape}")
+        if not isinstance(pooled, HeldPooled):
+            return np.ascontiguousarray(pooled[places], np.float32)[None]
+        if pooled.backend is not self._backend or self._backend.plans is None:
+            check_states(pooled.values)
+            return np.ascontiguousarray(pooled.values[places], np.float32)[None]
+        if name not in self._gathered:
+            self._gathered[name] = self._backend.zeros((1, len(places), pooled.shape[1]), "float32")
+        pooled.copy_to(self._gathered[name], places)
+        return self._gathered[name]
+
+    def _run(self, name: str, feeds: Mapping[str, Array | Tensor]) -> float:
         score = float(self._sessions[name].run(feeds, ["score"])["score"].numpy()[0])
+        if score == UNREADABLE:
+            raise BackendError(NOT_FINITE)
         if not 0 <= score <= 1:  # NaN is in no range
             raise BackendError(
                 f"{self.folder / self.set.graphs[name].file} computed the score {score}; calibrate again"

@@ -16,10 +16,27 @@ import numpy as np
 
 from semspec.runtime.config import SamplingParams
 from semspec.runtime.errors import BackendError
+from semspec.runtime.pooled import HeldPooled
 from semspec.runtime.records import Floats, Law
 from semspec.runtime.sampling import greedy, log_probabilities, rank
 
-__all__ = ["NO_SIGNALS", "NO_STATES", "Reading", "Row", "Signals", "TokenSignals", "read_signals", "sum_up"]
+__all__ = [
+    "NOT_FINITE",
+    "NO_SIGNALS",
+    "NO_STATES",
+    "Reading",
+    "Row",
+    "Signals",
+    "TokenSignals",
+    "check_states",
+    "read_signals",
+    "sum_up",
+]
+
+NOT_FINITE = (
+    "the engine computed hidden states that are not finite; export with a wider precision (fp32 activations) or use "
+    "another backend"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +56,24 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reading:
-    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens.
+    """What one model made of a segment. pooled: (K, E), mean over the rows that predicted its tokens; held: the same
+    where it is on a device, and `pooled` empty.
 
     What was not asked for holds nothing: no pooled layers (NO_STATES), signals that are not numbers (NO_SIGNALS).
+    Raises BackendError for states in memory that are not finite.
     """
 
     pooled: Floats
     signals: Signals
+    held: HeldPooled | None = None
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.pooled).all():
-            raise BackendError(
-                "the engine computed hidden states that are not finite; export with a wider precision (fp32 "
-                "activations) or use another backend"
-            )
+        check_states(self.pooled)
+
+    @property
+    def states(self) -> Floats | HeldPooled:
+        """Those that were pooled, where they are."""
+        return self.pooled if self.held is None else self.held
 
 
 NO_STATES: Floats = np.zeros((0, 0), np.float32)
@@ -123,6 +144,12 @@ class Row:
         total = float(weights.sum(dtype=np.float64))
         log_total = float(np.log(total))
         return shifted, log_total, log_total - float(np.sum(weights * shifted, dtype=np.float64)) / total
+
+
+def check_states(pooled: Floats) -> None:
+    """Raises BackendError for states that are not finite."""
+    if not np.isfinite(pooled).all():
+        raise BackendError(NOT_FINITE)
 
 
 def read_signals(rows: Iterable[Row], ids: Sequence[int]) -> Signals:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from semspec.runtime.pooled import Pooled
     from semspec.runtime.readings import Reading
     from semspec.runtime.rows import Rows
 
@@ -57,18 +58,23 @@ class TensorSpec:
 class Forward:
     """What one pass of a model returned. Arrays may be reused by the model's next call: copy what must last.
 
-    rows: of the rows asked for, what may follow each. pooled: (K, E), the running sum of the pooled layers' states, or
+    rows: of the rows asked for, what may follow each. states: (K, E), the running sum of the pooled layers' states, or
     None where nothing was pooled. hidden: state index -> (S, E).
     """
 
     rows: Rows
-    pooled: Floats | None = None
+    states: Pooled | None = None
     hidden: Mapping[int, Floats] = field(default_factory=dict)
 
     @property
     def logits(self) -> Floats:
         """(R, V): all of every row, which a device has to copy."""
         return self.rows.logits
+
+    @property
+    def pooled(self) -> Floats | None:
+        """(K, E): the states in memory, which a device has to copy."""
+        return None if self.states is None else self.states.values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

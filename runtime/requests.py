@@ -208,10 +208,7 @@ class Requests:
                     f"segments where the models agree on {facts.overlap:.2f}, so it keeps much that the target would "
                     f"not say"
                 )
-        elif learnt.temperature is not None and (params.temperature, params.top_p) != (
-            learnt.temperature,
-            learnt.top_p,
-        ):
+        elif learnt.temperature is not None and not _same_law(params, learnt.temperature, learnt.top_p):
             self._warn_once(
                 f"the risk was measured at temperature {learnt.temperature:g}, top-p {learnt.top_p:g}; this request "
                 f"has temperature {params.temperature:g}, top-p {params.top_p:g}, for which it is an estimate"
@@ -221,6 +218,12 @@ class Requests:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning("%s", message)
+
+
+def _same_law(params: SamplingParams, temperature: float, top_p: float | None) -> bool:
+    """Whether segments are drawn as they were then; what is greedy has no use for top-p."""
+    both_greedy = params.greedy and temperature == 0
+    return both_greedy or (params.temperature, params.top_p) == (temperature, top_p)
 
 
 def wants_draft(spec: SpecConfig, available: bool) -> bool:

@@ -14,7 +14,8 @@ from semspec.runtime.chooser import Chooser
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.features import SegmentText
 from semspec.runtime.model import LanguageModel
-from semspec.runtime.readings import Signals, read_signals
+from semspec.runtime.pooled import HeldPooled, Pooled
+from semspec.runtime.readings import NO_SIGNALS, NO_STATES, Reading, Signals, read_signals
 from semspec.runtime.records import Draft, Floats, Law, Verdict
 from semspec.runtime.rows import Rows
 from semspec.runtime.stats import Ledger
@@ -92,8 +93,8 @@ class Review:
 
     ids: the drafted tokens. draft: what their author made of them, None where nobody asked. q: the laws they were drawn
     from. p: the target's laws at the same places, and one behind the draft; made when read. target: has just read the
-    draft and remembers it, and n_behind drafted tokens more. pooled: (K, E), the target's sum over the rows that
-    predicted the draft. n_written, n_lossy: tokens of the answer so far, and how many of them are lossy.
+    draft and remembers it, and n_behind drafted tokens more. states: (K, E), the mean of the target's over the rows
+    that predicted the draft. n_written, n_lossy: tokens of the answer so far, and how many of them are lossy.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Review:
         target: LanguageModel,
         ledger: Ledger,
         *,
-        pooled: Floats | None = None,
+        states: Pooled | None = None,
         n_behind: int = 0,
         describe: Callable[[Sequence[int], Sequence[int]], SegmentText] | None = None,
         exact: Callable[[Sequence[int], Sequence[Law], Sequence[Law]], Verdict] | None = None,
@@ -112,7 +113,7 @@ class Review:
         self.draft = draft.readings[0] if draft.readings else None
         self.n_written, self.n_lossy = ledger.generated_tokens, ledger.lossy_tokens
         self._target, self._ledger, self._n_behind = target, ledger, n_behind
-        self._pooled, self._describe, self._exact = pooled, describe, exact
+        self._states, self._describe, self._exact = states, describe, exact
         self._signals: Signals | None = None
         self._verdict: Verdict | None = None
 
@@ -129,11 +130,9 @@ class Review:
 
     @property
     def pooled(self) -> Floats:
-        """(K, E): the target's states, the mean over the rows that predicted y_1..y_n. Raises ConfigError where the
-        pass did not pool."""
-        if self._pooled is None:
-            raise ConfigError("the target's states were not pooled in this pass")
-        return self._pooled / np.float32(len(self.ids))
+        """(K, E): the target's states, the mean over the rows that predicted y_1..y_n; a copy, from a device too: ask
+        `reading` where that will do. Raises ConfigError where the pass did not pool."""
+        return self._mean().values.copy()
 
     @property
     def signals(self) -> Signals:
@@ -144,6 +143,16 @@ class Review:
         if self._signals is None:
             self._signals = read_signals(self.rows, self.ids)
         return self._signals
+
+    def reading(self, *, states: bool, signals: bool) -> Reading:
+        """What the target made of the draft, as far as it is asked for; states that are on a device stay there."""
+        mean = self._mean() if states else None
+        held = mean if isinstance(mean, HeldPooled) else None
+        return Reading(
+            pooled=NO_STATES if mean is None or held is not None else mean.values,
+            signals=self.signals if signals else NO_SIGNALS,
+            held=held,
+        )
 
     @property
     def text(self) -> SegmentText:
@@ -175,9 +184,14 @@ class Review:
         if len(ids) > self._target.max_context - self._target.length:
             return None
         self.p.hold()
-        self._pooled = None if self._pooled is None else self._pooled.copy()
+        self._states = None if self._states is None else self._states.copy()
         read = self._target.length
         answer = self._target.forward(ids).rows.cut(self.rows.n_ids)[0].logits.copy()
         self._target.rewind(read)
         self._ledger.add_question()
         return answer
+
+    def _mean(self) -> Pooled:
+        if self._states is None:
+            raise ConfigError("the target's states were not pooled in this pass")
+        return self._states

@@ -1,8 +1,8 @@
 """Rows: what may follow each place of a pass that was asked for, read as far as somebody looks.
 
     Rows       logits in memory: those of the CPU
-    TopRows    of a plan, which leaves its outputs on the device: each row is answered from its likeliest ids where
-               that is exact (top.py), and its V logits are copied where it is not
+    TopRows    of a graph that leaves its outputs on a device: each row is answered from its likeliest ids where that
+               is exact (top.py), and its V logits are copied where it is not
 
 A row is answered the same either way, but for rounding. It knows the outputs of one pass; it knows no text.
 """
@@ -81,6 +81,7 @@ class Outputs:
         self._part, self._on_full = part, on_full
         self._read: dict[str, Array] = {}
         self._rows: dict[int, Floats] = {}
+        self._text: Tensor | None = None  # (R, V): the logits of the one text
 
     def read(self, name: str) -> Array:
         """(R, ..) of one output."""
@@ -101,8 +102,9 @@ class Outputs:
             row: Floats = self._read["logits"][place]
             return row
         if place not in self._rows:
-            copied = self._part(self._part(self._tensor("logits"), 0), place)
-            self._rows[place] = copied.numpy().astype(np.float32, copy=False)
+            if self._text is None:
+                self._text = self._part(self._tensor("logits"), 0)
+            self._rows[place] = self._part(self._text, place).numpy().astype(np.float32, copy=False)
             self._on_full(1)
         return self._rows[place]
 
@@ -110,6 +112,7 @@ class Outputs:
         """The model reads on, over all of it."""
         for kept in (self._found, self._read, self._rows):
             kept.clear()
+        self._text = None
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._found:

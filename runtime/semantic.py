@@ -25,7 +25,8 @@ import numpy as np
 from semspec.runtime.config import RATIO_PRESETS, SpecConfig
 from semspec.runtime.errors import ConfigError
 from semspec.runtime.features import SegmentText
-from semspec.runtime.readings import NO_SIGNALS, NO_STATES, Reading
+from semspec.runtime.pooled import HeldPooled
+from semspec.runtime.readings import Reading
 from semspec.runtime.records import Floats, Verdict
 from semspec.runtime.review import Review
 
@@ -64,7 +65,9 @@ class Scorer(Protocol):
 
     def score(self, target: Reading, draft: Reading | None, segment: SegmentText) -> float: ...
 
-    def ratio_scores(self, target_pooled: Floats, draft_pooled: Floats) -> tuple[float, float]: ...
+    def ratio_scores(
+        self, target_pooled: Floats | HeldPooled, draft_pooled: Floats
+    ) -> tuple[float, float]: ...
 
 
 class Rule(Protocol):
@@ -96,10 +99,7 @@ class ByScore:
     def decide(self, review: Review, chance: float) -> tuple[bool, Mapping[str, float]]:
         """Whether the segment is kept, and the figures. chance: uniform, not used."""
         probes, n = self.probes, len(review.ids)
-        target = Reading(
-            pooled=review.pooled if probes.needs_target_states else NO_STATES,
-            signals=review.signals if probes.needs_signals else NO_SIGNALS,
-        )
+        target = review.reading(states=probes.needs_target_states, signals=probes.needs_signals)
         unread = SegmentText(text="", before="", n_tokens=n, ended="boundary")
         score = probes.score(target, review.draft, review.text if probes.needs_text else unread)
         figures = {"score": score, "threshold": self.threshold}
@@ -124,9 +124,8 @@ class ByRatio:
         """Whether the segment is kept, and the figures. chance: uniform in [0, 1)."""
         if review.draft is None:
             raise ConfigError("the ratio needs the draft's own states, and this drafter has none")
-        draft = review.draft.pooled
-        target = Reading(pooled=review.pooled, signals=NO_SIGNALS).pooled
-        s_target, s_draft = self.probes.ratio_scores(target, draft)
+        target = review.reading(states=True, signals=False)
+        s_target, s_draft = self.probes.ratio_scores(target.states, review.draft.pooled)
         ratio = s_target / max(s_draft, LEAST)
         kept = ratio >= self.floor and (ratio >= 1 if self.greedy else chance < ratio)
         return kept, {"s_target": s_target, "s_draft": s_draft, "ratio": ratio}

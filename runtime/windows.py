@@ -14,6 +14,7 @@ import numpy as np
 
 from semspec.runtime.judging import Judging
 from semspec.runtime.model import LanguageModel
+from semspec.runtime.pooled import Pooled
 from semspec.runtime.records import Draft, Floats, Forward
 from semspec.runtime.rows import Rows
 
@@ -25,7 +26,7 @@ class Window:
     """A piece of n tokens, and what the pass said of it. Of use until the target's next pass.
 
     judging: who judges it, None: the exact rule. rows: of `places`, which are some of 0..n; place 0 is before its first
-    token. pooled: (K, E), the sum of states over the rows that predicted it, None where nobody asked. start: drafted
+    token. states: (K, E), the mean of states over the rows that predicted it, None where nobody asked. start: drafted
     tokens before it. n_behind: those behind it, which the target has read too.
     """
 
@@ -33,7 +34,7 @@ class Window:
     judging: Judging | None
     places: Sequence[int]
     rows: Rows
-    pooled: Floats | None
+    states: Pooled | None
     start: int
     n_behind: int
 
@@ -48,8 +49,9 @@ def read_draft(
 ) -> list[Window]:
     """Read the pending token and all pieces of a draft. judges: of each piece. all_rows: whoever judges.
 
-    States of one piece are summed in the graph. Of several each needs a sum of its own, which is made here of the
-    rows of `Judging.layers`. Raises ConfigError where the target does not return these.
+    The mean of one piece's states is taken in the graph, and stays on the device if there is one. Of several each needs
+    a mean of its own, which is made here of the rows of `Judging.layers`. Raises ConfigError where the target does not
+    return these.
     """
     ids = [token for piece in pieces for token in piece.ids]
     starts = [sum(len(piece.ids) for piece in pieces[:place]) for place in range(len(pieces))]
@@ -75,7 +77,7 @@ def read_draft(
                 judging=judge,
                 places=own,
                 rows=found.rows.part(first, first + len(own)),
-                pooled=_states(found, start, start + n) if several else found.pooled,
+                states=_states(found, start, start + n) if several else found.states,
                 start=start,
                 n_behind=len(ids) - start - n,
             )
@@ -92,14 +94,14 @@ def _wanted(piece: Draft, judging: Judging | None) -> Sequence[int]:
 
 
 def _pool(n: int) -> Floats:
-    """1 for the rows that predicted a draft of n tokens, 0 for the one behind it."""
-    pool = np.ones(n + 1, np.float32)
+    """For a mean: 1 / n of each row that predicted a draft of n tokens, nothing of the one behind it."""
+    pool = np.full(n + 1, 1 / n, np.float32)
     pool[-1] = 0
     return pool
 
 
-def _states(found: Forward, start: int, end: int) -> Floats | None:
+def _states(found: Forward, start: int, end: int) -> Pooled | None:
     """(K, E) over rows start..end - 1; None where no states were asked for."""
     if not found.hidden:
         return None
-    return np.stack([state[start:end].sum(axis=0) for state in found.hidden.values()])
+    return Pooled(np.stack([state[start:end].mean(axis=0) for state in found.hidden.values()]))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,6 +63,11 @@ def play(driver: Path, bundle: Path, backends: str = ENGINE, *mutations: str) ->
     return _read(run(driver, DOUBLES / "play.py", bundle, backends, *mutations))
 
 
+def play_scores(driver: Path, bundle: Path, backends: str = ENGINE, *mutations: str) -> dict[str, Any]:
+    """What doubles/scores.py prints."""
+    return _read(run(driver, DOUBLES / "scores.py", bundle, backends, *mutations))
+
+
 def run_passes(driver: Path, bundle: Path, backend: str, plan: Path | None = None) -> dict[str, Any]:
     """What doubles/passes.py prints; `told`: what it logged."""
     done = run(driver, DOUBLES / "passes.py", bundle, backend, *filter(None, [plan]))
@@ -74,8 +80,11 @@ def _read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def make_pair(folder: Path) -> Path:
-    """A tiny pair in fp32 with graphs for TensorRT and probes; the draft is the target with noise."""
+def make_pair(folder: Path, layers: Sequence[int] = ()) -> Path:
+    """A tiny pair in fp32 with graphs for TensorRT and probes; the draft is the target with noise.
+
+    layers: states that the predictor reads.
+    """
     requests = []
     for role in ROLES:
         path = tiny_pairs.save_checkpoint(folder / role, seed=1, max_position_embeddings=1024)
@@ -84,7 +93,7 @@ def make_pair(folder: Path) -> Path:
     graphs = ("cpu", "native", "primitive")
     settings = tiny_pairs.settings(graphs=graphs, max_context=700, hidden_layers=(0, -1), boundary=BOUNDARY)
     bundle = export_pair(*requests, folder / "bundle", settings).path
-    tiny_probes.add_probes(bundle, features=("target.mean_logprob",), layers=(), backend="")
+    tiny_probes.add_probes(bundle, features=("target.mean_logprob",), layers=layers, backend="")
     return bundle
 
 

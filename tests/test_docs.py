@@ -94,6 +94,14 @@ def test_links_to_files_in_documents_exist() -> None:
     assert not missing
 
 
+def test_no_row_of_a_table_comes_from_a_double() -> None:
+    """Doubles call themselves and their release `double`: they have no speed and no numbers of an engine."""
+    rows = [
+        line for path in DOCUMENTS for line in path.read_text(encoding="utf-8").splitlines() if "|" in line
+    ]
+    assert rows and not [row for row in rows if re.search(r"\bdoubles?\b", row, re.IGNORECASE)]
+
+
 def test_make_targets_in_readme_exist() -> None:
     """The two commands of the README are its first promise."""
     named = set(re.findall(r"(?:`|^)make ([a-z][a-z-]*)", README.read_text(encoding="utf-8"), re.MULTILINE))

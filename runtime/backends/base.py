@@ -52,10 +52,11 @@ class Session(Protocol):
         """
         ...
 
-    def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, Tensor]:
+    def run(self, feeds: Mapping[str, Array | Tensor], fetch: Sequence[str]) -> dict[str, Tensor]:
         """One pass; only the outputs in `fetch` are computed.
 
-        feeds: every input that is not bound, of the shape and dtype the graph declares.
+        feeds: every input that is not bound, of the shape and dtype the graph declares; a tensor of this backend is
+        copied from where it lies.
         THE RETURNED TENSORS ARE REUSED by the next run with equal shapes: copy what must last.
         Raises BackendError when the engine refuses.
         """
@@ -85,12 +86,14 @@ class Backend(Protocol):
         """A tensor of zeros on the device."""
         ...
 
-    def part(self, tensor: Tensor, index: int) -> Tensor:
-        """The memory of tensor[index], not a copy. tensor: from `zeros`, or an output of the last run."""
+    def part(self, tensor: Tensor, index: int | slice) -> Tensor:
+        """The memory of tensor[index], not a copy; a slice has no step. tensor: from `zeros`, or an output of the last
+        run, of which it may be a copy where an engine gives no part of its memory.
+        """
         ...
 
     def store(self, rows: Tensor, buffer: Tensor, at: int) -> None:
-        """Copy rows (.., S, D), an output of the last run, into buffer (.., C, D) behind its first `at` rows.
+        """Copy rows (.., S, D), an output of the last run or part of it, into buffer (.., C, D) behind its first `at`.
 
         One strided copy, over before the next run reads the buffer. at + S is at most C.
         """

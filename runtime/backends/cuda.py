@@ -76,10 +76,12 @@ class Gpu:
         _call(driver.cuMemsetD8Async, tensor.address, 0, tensor.n_bytes, self.stream)
         return tensor
 
-    def write(self, array: Array, to: int) -> None:
-        """Copy a contiguous array to an address; the array may change when this returns."""
-        if array.nbytes:
-            _call(driver.cuMemcpyHtoDAsync, to, array.ctypes.data, array.nbytes, self.stream)
+    def write(self, values: Array | DeviceTensor, to: int) -> None:
+        """Copy to an address: a contiguous array, which may change when this returns, or other memory of this GPU."""
+        if isinstance(values, DeviceTensor):
+            _call(driver.cuMemcpyDtoDAsync, to, values.address, values.n_bytes, self.stream)
+        elif values.nbytes:
+            _call(driver.cuMemcpyHtoDAsync, to, values.ctypes.data, values.nbytes, self.stream)
 
     def read(self, address: int, out: Array) -> None:
         """Copy from an address, after all work asked for before; the values are there when this returns."""
@@ -140,11 +142,13 @@ class DeviceTensor:
     def n_bytes(self) -> int:
         return math.prod(self.shape) * item_size(self.dtype)
 
-    def part(self, index: int) -> DeviceTensor:
-        """The memory of self[index]."""
+    def part(self, index: int | slice) -> DeviceTensor:
+        """The memory of self[index], a slice without a step. Raises IndexError where there is no such part."""
+        found = range(self.shape[0])[index]
+        first, outer = (found, ()) if isinstance(found, int) else (found.start, (len(found),))
         shape = self.shape[1:]
-        size = math.prod(shape) * item_size(self.dtype)
-        return DeviceTensor(self._gpu, self._block, self.address + index * size, shape, self.dtype)
+        address = self.address + first * math.prod(shape) * item_size(self.dtype)
+        return DeviceTensor(self._gpu, self._block, address, (*outer, *shape), self.dtype)
 
     def shaped(self, shape: tuple[int, ...]) -> DeviceTensor:
         """The same memory, of which `shape` takes the beginning."""

@@ -1,7 +1,8 @@
 """ONNX Runtime, on the CPU and through its CUDA provider.
 
 On the CPU every tensor is a numpy array that the engine reads and writes in place: nothing is copied but the
-few numbers of a call. The CUDA path follows the same calls; it has not been run on a GPU.
+few numbers of a call. On a device outputs stay where they were computed, and are copied when somebody reads them. That
+path follows the same calls and was tried on the CPU, as if it were a device; it has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -43,14 +44,24 @@ def create(name: str, *, threads: int | None, spin: bool) -> OrtBackend:
             f"backend {name!r} needs onnxruntime's {provider}, which this build lacks "
             f"(it has {', '.join(ort.get_available_providers())}); install it with: pip install 'semspec[gpu]'"
         )
-    return OrtBackend(name, threads, spin)
+    backend = OrtBackend(name, threads, spin)
+    if name != "cpu":
+        try:
+            backend.zeros((1,), "float32")
+        except Exception as error:  # as in open
+            raise BackendError(
+                f"backend {name!r} finds no device that it can use ({_first_line(error)}); use backend 'cpu', or "
+                "repair its driver and libraries"
+            ) from error
+    return backend
 
 
 class OrtBackend:
-    """Sessions and tensors of one provider."""
+    """Sessions and tensors of one provider. staying: outputs stay with it until they are read; None: on a device."""
 
-    def __init__(self, name: str, threads: int | None, spin: bool) -> None:
+    def __init__(self, name: str, threads: int | None, spin: bool, *, staying: bool | None = None) -> None:
         self.name, self._threads, self._spin = name, threads, spin
+        self.staying = name != "cpu" if staying is None else staying
         self._engines: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 
     def open(self, graph: Path) -> OrtSession:
@@ -96,8 +107,9 @@ class OrtBackend:
             return OrtTensor(_lazy_zeros(shape, dtype))
         return OrtTensor(ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.name, 0))
 
-    def part(self, tensor: OrtTensor, index: int) -> OrtTensor:
-        return OrtTensor(self._array(tensor)[index])
+    def part(self, tensor: OrtTensor, index: int | slice) -> OrtTensor:
+        """Of an output that stays on a device a copy of it all, in memory: onnxruntime reads no part of one."""
+        return OrtTensor(tensor.numpy()[index])
 
     def store(self, rows: OrtTensor, buffer: OrtTensor, at: int) -> None:
         new = rows.numpy()
@@ -159,10 +171,11 @@ class OrtSession:
         self._bound[input_name, output_name] = tensor
         self._plans.clear()
 
-    def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, OrtTensor]:
-        key = (tuple(fetch), *((name, array.shape, array.dtype) for name, array in feeds.items()))
-        plan = self._plans.get(key) or self._plan(key, feeds, fetch)
-        for name, array in feeds.items():
+    def run(self, feeds: Mapping[str, Array | OrtTensor], fetch: Sequence[str]) -> dict[str, OrtTensor]:
+        fed = {name: feed.numpy() if isinstance(feed, OrtTensor) else feed for name, feed in feeds.items()}
+        key = (tuple(fetch), *((name, array.shape, array.dtype) for name, array in fed.items()))
+        plan = self._plans.get(key) or self._plan(key, fed, fetch)
+        for name, array in fed.items():
             np.copyto(plan.feeds[name], array, casting="no")
         try:
             self._session.run_with_iobinding(plan.binding)
@@ -191,8 +204,10 @@ class OrtSession:
             self._bind_input(plan.binding, name, OrtTensor(plan.feeds[name]), "cpu")
         for name in fetch:
             shape = tuple(sizes[size] if isinstance(size, str) else size for size in self._specs[name].shape)
-            plan.fetched[name] = OrtTensor(np.empty(shape, self._specs[name].dtype))
-            self._bind_output(plan.binding, name, plan.fetched[name], "cpu")
+            plan.fetched[name] = self._output(name, shape)
+            self._bind_output(
+                plan.binding, name, plan.fetched[name], device if self._backend.staying else "cpu"
+            )
         for (input_name, output_name), tensor in self._bound.items():
             self._bind_input(plan.binding, input_name, tensor, device)
             if output_name:
@@ -201,6 +216,15 @@ class OrtSession:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = plan
         return plan
+
+    def _output(self, name: str, shape: tuple[int, ...]) -> OrtTensor:
+        """Memory for one, where it stays."""
+        dtype = np.dtype(self._specs[name].dtype)
+        if not self._backend.staying:
+            return OrtTensor(np.empty(shape, dtype))
+        return OrtTensor(
+            ort.OrtValue.ortvalue_from_shape_and_type(list(shape), dtype.type, self._backend.name, 0)
+        )
 
     def _bind_input(self, binding: Any, name: str, tensor: OrtTensor, device: str) -> None:
         dtype = np.dtype(self._specs[name].dtype)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,8 @@ DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "i
 KEPT = ("INTERNAL_ERROR", "ERROR")
 MOST_TEXT = 300  # characters of what an engine says, in an error
 MOST_GRAPHS = 32  # shapes that a session keeps in mind; each may cost a context of the engine
+
+Feed: TypeAlias = "Array | DeviceTensor"
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class TrtBackend:
         self.gpu.use()
         return self.gpu.zeros(shape, dtype)
 
-    def part(self, tensor: DeviceTensor, index: int) -> DeviceTensor:
+    def part(self, tensor: DeviceTensor, index: int | slice) -> DeviceTensor:
         return tensor.part(index)
 
     def store(self, rows: DeviceTensor, buffer: DeviceTensor, at: int) -> None:
@@ -118,6 +120,10 @@ class TrtSession:
     nothing was changed. Only a plan that updates its caches in place has graphs: all else that differs between two
     passes of its shapes lies in its inputs, which are copied before each. On TensorRT-RTX the engine makes its graphs
     itself, since it alone knows when its kernels for a shape are ready; there too a context of their own keeps a graph.
+
+    Shapes are those of the exact number of tokens S, in no buckets, and of the span of the cache, which grows in steps
+    (contract.span_of): a pass has no padded rows, and few S come while decoding, 1 for a drafted token, n + 1 for a
+    review of n. Whole segments are of many lengths; one that does not come again is not replayed.
     """
 
     def __init__(self, engine: Any, backend: TrtBackend, path: Path) -> None:
@@ -163,15 +169,15 @@ class TrtSession:
             self._no_graphs = ""
         self._drop_contexts()
 
-    def run(self, feeds: Mapping[str, Array], fetch: Sequence[str]) -> dict[str, DeviceTensor]:
+    def run(self, feeds: Mapping[str, Feed], fetch: Sequence[str]) -> dict[str, DeviceTensor]:
         gpu = self._backend.gpu
         gpu.use()
         self._backend.said.clear()
         profile = self._profile(feeds)
-        fed = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-        one = self._pass(profile, {name: array.shape for name, array in fed.items()})
-        for name, array in fed.items():
-            gpu.write(array, self._buffers[name].address)
+        fed = {name: _ready(feed) for name, feed in feeds.items()}
+        one = self._pass(profile, {name: feed.shape for name, feed in fed.items()})
+        for name, feed in fed.items():
+            gpu.write(feed, self._buffers[name].address)
         if not one.run(gpu):
             raise self._failure("failed in a pass")
         gpu.wait()  # until here the copies read `fed`; what went wrong on the device is told now
@@ -201,7 +207,7 @@ class TrtSession:
         dtype = self._engine.get_tensor_dtype(name).name
         return TensorSpec(name, DTYPES.get(dtype, dtype), tuple(self._engine.get_tensor_shape(name)))
 
-    def _profile(self, feeds: Mapping[str, Array]) -> int:
+    def _profile(self, feeds: Mapping[str, Feed]) -> int:
         """The first that takes all of `feeds`: they are ordered from few rows to many. Raises BackendError."""
         if self._engine is None:
             raise BackendError("this session is closed; open the plan again")
@@ -319,6 +325,11 @@ class TrtSession:
 
     def _failure(self, what: str) -> BackendError:
         return BackendError(f"{self._backend.name}: {self._path} {what}: {self._backend.reason()}")
+
+
+def _ready(feed: Feed) -> Feed:
+    """To be copied as it lies."""
+    return feed if isinstance(feed, DeviceTensor) else np.ascontiguousarray(feed)
 
 
 def _sizes(engine: Any, name: str, profile: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -144,6 +144,9 @@ int cuMemcpyHtoDAsync_v2(ptr to, const void *from, size_t n, void *stream) {
 int cuMemcpyDtoHAsync_v2(void *to, ptr from, size_t n, void *stream) {
   return on_stream(stream, (op){.kind = COPY, .to = to, .from = (void *)from, .n = n});
 }
+int cuMemcpyDtoDAsync_v2(ptr to, ptr from, size_t n, void *stream) {
+  return on_stream(stream, (op){.kind = COPY, .to = (void *)to, .from = (void *)from, .n = n});
+}
 int cuMemcpy2DAsync_v2(const copy2d *c, void *stream) {
   return on_stream(stream, (op){.kind = COPY_ROWS, .rows = *c});
 }

@@ -29,6 +29,7 @@ from semspec.export.probe_graph import (
 )
 from semspec.runtime.backends import open_backend
 from semspec.runtime.bundle import sha256_of
+from semspec.runtime.contract import UNREADABLE
 from semspec.runtime.errors import BundleError, SourceError
 from semspec.runtime.external import check_external_data
 from semspec.runtime.records import Floats
@@ -92,6 +93,23 @@ def test_scores_never_reach_certainty(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, [CLIP, CLIP, 0.5, 1 - CLIP, 1 - CLIP], atol=1e-7)
         write_probe_graph(path, weights)
         check_probe_graph(BACKEND, path, weights, signals=signals)
+
+
+@pytest.mark.parametrize("scaling", [Scaling(), KNOTS], ids=["plain", "knots"])
+def test_states_that_are_no_numbers_have_no_score(scaling: Scaling, tmp_path: Path) -> None:
+    """Whatever an engine makes of NaN on its way through ReLU, knots and clips; other rows keep their scores."""
+    weights = probe(WIDTH, 2, 1, hidden=(8, 4), scaling=scaling)
+    write_probe_graph(tmp_path / "p.onnx", weights)
+    pooled, signals = rows(6, 2, WIDTH), rows(6, 1)
+    expected = run_probe(weights, pooled, signals)
+    bad = {1: np.nan, 2: np.inf, 4: -np.inf}
+    for row, value in bad.items():
+        pooled[row, row % 2, 3] = value
+    session = BACKEND.open(tmp_path / "p.onnx")
+    found = session.run({"pooled": pooled, "signals": signals}, ["score"])["score"].numpy().copy()
+    session.close()
+    expected[list(bad)] = UNREADABLE
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_level_piece_has_one_value(tmp_path: Path) -> None:

@@ -327,9 +327,13 @@ def test_inspect_shows_the_probes(pair_copy: Path, tmp_path: Path) -> None:
     assert "reads states 3 of the target; target.mean_logprob, text.capped" in out
     assert "0.05: score from 0.8000, keeps 30% of drafted tokens, observed 0.010, bound 0.040" in out
     assert "would accept 0.90 where the models agree on 0.70" in out
+    assert "risks        of segments that mean what no sample of the target means" in out
     found = json.loads(run("semspec", "inspect", "bundle", "--json", cwd=tmp_path).out)["probes"]
     assert found.pop("folder") == "2"
     assert found == json.loads((pair_copy / "probes" / "2" / PREDICTOR_FILE).read_text(encoding="utf-8"))
+    add_probes(pair_copy, number=3, risk_of="answer")
+    out = run("semspec", "inspect", "bundle", cwd=tmp_path).out
+    assert "risks        of segments that spoil the answer" in out
 
 
 def test_inspect_of_probes_that_do_not_fit_says_so(pair_copy: Path, tmp_path: Path) -> None:

@@ -259,6 +259,25 @@ def test_what_calibration_found_against_a_setting_is_said_once(
         assert caplog.text.count("the risk was measured at temperature 0.6, top-p 0.95") == 1
 
 
+def test_nothing_is_said_where_calibration_found_nothing_against_it(
+    bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ratio that accepts up to a tenth more than the models agree on; a risk that was measured on greedy segments,
+    as a greedy request draws them whatever its top-p is."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    shutil.rmtree(copy / "probes")
+    ratio = replace(RATIO, mean_acceptance=RATIO.overlap + 0.09)
+    add_probes(copy, features=("text.capped",), ratio=ratio, temperature=0.0, top_p=1.0)
+    with caplog.at_level(logging.WARNING), LLM(copy, spec=PAPER, threads=1) as llm:
+        llm.generate("hello", SAMPLED)
+        llm.generate("hello", replace(PARAMS, top_p=0.9), spec=SEMANTIC)
+        assert not caplog.text
+        llm.generate("hello", SAMPLED, spec=SEMANTIC)
+        assert (
+            "the risk was measured at temperature 0, top-p 1; this request has temperature 0.6" in caplog.text
+        )
+
+
 def test_few_rows_are_computed_where_nothing_reads_more(bundle: Path, tmp_path: Path) -> None:
     """The published rule reads states: one row of the head a review, or two with a bonus token."""
     with LLM(bundle, spec=PAPER, threads=1) as llm:

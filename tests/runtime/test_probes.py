@@ -19,11 +19,12 @@ from tiny_probes import RATIO, RISKS, add_probes, branch, probe
 from semspec.export.probe_graph import ProbeWeights, Scaling, run_probe, write_probe_graph
 from semspec.runtime.backends import open_backend
 from semspec.runtime.bundle import MANIFEST, Bundle, sha256_of
-from semspec.runtime.errors import BundleError, CalibrationError, ConfigError, SemspecError
+from semspec.runtime.errors import BackendError, BundleError, CalibrationError, ConfigError, SemspecError
 from semspec.runtime.features import SegmentText, feature_values
+from semspec.runtime.pooled import HeldPooled
 from semspec.runtime.probe_set import identity_of
 from semspec.runtime.probes import PREDICTOR_FILE, Probes, ProbeSet, latest_probes, read_probes
-from semspec.runtime.readings import Reading, Signals
+from semspec.runtime.readings import NO_STATES, Reading, Signals
 from semspec.runtime.records import Floats
 from semspec.runtime.segments import Boundary
 
@@ -287,6 +288,7 @@ def _risky(content: dict[str, Any], **changes: float) -> None:
         (lambda content: _risky(content, upper=0.9), "bound 0.9 of a risk is above the risk 0.05"),
         (lambda content: _risky(content, threshold=1.5), r"threshold of a risk must be in 0\.\.1, found 1.5"),
         (lambda content: content["risks"].reverse(), "risks must ascend"),
+        (lambda content: content.update(risk_of="luck"), "risk_of must be one of meaning, answer"),
         (lambda content: content.pop("boundary"), "lacks 'boundary'"),
         (lambda content: content.update(surprise=1), "unknown key 'surprise'"),
     ],
@@ -324,16 +326,37 @@ def test_probes_outside_the_bundle_are_refused(bundle: Path, tmp_path: Path) -> 
     assert "leads out of the bundle" in refusal(bundle, BundleError)
 
 
-def test_an_impossible_score_is_an_error(bundle: Path) -> None:
-    """A NaN is below every threshold and would pass for a rejection."""
+def test_states_that_are_no_numbers_are_an_error(bundle: Path) -> None:
+    """A NaN is below every threshold and would pass for a rejection; an engine may even lose it on its way."""
     add_probes(bundle, layers=(3,), features=())
     broken = Reading(pooled=states(), signals=SIGNALS)
     broken.pooled[:] = 0
     with opened(bundle) as probes:
         assert 0 < probes.score(broken, None, SEGMENT) < 1
-        broken.pooled[:] = np.nan
-        with pytest.raises(SemspecError, match="computed the score nan"):
-            probes.score(broken, None, SEGMENT)
+        broken.pooled[0, 0] = np.nan  # of a layer that the probe does not read
+        assert 0 < probes.score(broken, None, SEGMENT) < 1
+        for bad in (np.nan, np.inf, -np.inf):
+            broken.pooled[1, 7] = bad
+            with pytest.raises(BackendError, match="hidden states that are not finite; export with a wider"):
+                probes.score(broken, None, SEGMENT)
+
+
+def test_states_on_a_device_without_plans_are_read(bundle: Path) -> None:
+    """ONNX Runtime's: their probes are fed from memory, and states that are not finite are found there as well."""
+    add_probes(bundle, layers=(3,))
+    right, other = BACKEND.zeros((1, 2, WIDTH), "float32"), open_backend("cpu", threads=1)
+    right.numpy()[0] = states()
+    with opened(bundle) as probes:
+        expected = probes.score(reading(), None, SEGMENT), probes.ratio_scores(states(0), states(1))
+        for backend in (BACKEND, other):
+            there = Reading(pooled=NO_STATES, signals=SIGNALS, held=(held := HeldPooled(right, backend)))
+            assert (probes.score(there, None, SEGMENT), probes.ratio_scores(held, states(1))) == expected
+        held = HeldPooled(BACKEND.part(right, slice(0, 1)), BACKEND)
+        held.values[1, 7] = np.inf
+        with pytest.raises(BackendError, match="not finite"):
+            probes.ratio_scores(held, states(1))
+        with pytest.raises(ConfigError, match=r"must be \(2, E\), got \(1, 48\)"):
+            probes.ratio_scores(HeldPooled(BACKEND.zeros((1, 1, WIDTH), "float32"), BACKEND), states(1))
 
 
 def test_a_graph_that_the_engine_refuses_is_named(bundle: Path) -> None:

@@ -89,7 +89,7 @@ class Distant(ScriptedModel):
         self.outputs = outputs_of(found.logits.copy(), following, self.copied)
         size = self.outputs.size
         there = TopRows(self.outputs, range(len(following)), size)
-        return Forward(rows=there, pooled=found.pooled, hidden=found.hidden)
+        return Forward(rows=there, states=found.states, hidden=found.hidden)
 
     @property
     def n_full(self) -> int:

@@ -57,6 +57,24 @@ print(tensor.numpy().tolist(), tensor.numpy().dtype)
     assert said(driver, script) == "[1.0, 2.0, -3.0] float32"
 
 
+def test_memory_of_the_gpu_is_copied_on_it(driver: Path) -> None:
+    """Part by part, at what address it lies; nothing beside it is touched, and no part lies outside of it."""
+    script = """
+gpu = Gpu()
+source, to = gpu.empty((1, 4, 3), "float32"), gpu.zeros((2, 3), "float32")
+gpu.write(np.arange(12, dtype=np.float32), source.address)
+rows = source.part(0)
+gpu.write(rows.part(slice(1, 2)), to.part(1).address)
+found = [to.numpy().tolist(), rows.part(slice(1, 3)).numpy().tolist() == [[3, 4, 5], [6, 7, 8]]]
+found += [rows.part(slice(3, 9)).shape, rows.part(-1).numpy().tolist()]
+try:
+    rows.part(4)
+except IndexError:
+    print(found)
+"""
+    assert said(driver, script) == "[[[0.0, 0.0, 0.0], [3.0, 4.0, 5.0]], True, (1, 3), [9.0, 10.0, 11.0]]"
+
+
 def test_memory_is_given_back(driver: Path) -> None:
     """A part keeps the whole alive; the last of them frees it."""
     script = """

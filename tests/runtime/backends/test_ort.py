@@ -8,42 +8,17 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from sum_graph import feeds, save, write_graph
 
 from semspec.runtime.backends import BACKENDS, open_backend
 from semspec.runtime.backends.ort import MAX_PLANS, OrtBackend, OrtSession, OrtTensor
 from semspec.runtime.errors import BackendError, ConfigError
 from semspec.runtime.records import Array, TensorSpec
-
-
-def write_graph(path: Path) -> Path:
-    """scaled = x * factor, and total_out = total + the sum of x: a sum that lives in one buffer."""
-    value = helper.make_tensor_value_info
-    inputs = [
-        value("x", TensorProto.FLOAT, ["S", 2]),
-        value("factor", TensorProto.FLOAT, [1]),
-        value("total", TensorProto.FLOAT, [2]),
-    ]
-    outputs = [value("scaled", TensorProto.FLOAT, ["S", 2]), value("total_out", TensorProto.FLOAT, [2])]
-    nodes = [
-        helper.make_node("Mul", ["x", "factor"], ["scaled"]),
-        helper.make_node("ReduceSum", ["x", "axis"], ["sum"], keepdims=0),
-        helper.make_node("Add", ["total", "sum"], ["total_out"]),
-    ]
-    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [0])
-    graph = helper.make_graph(nodes, "sums", inputs, outputs, [axis])
-    return save(graph, path)
-
-
-def save(graph: onnx.GraphProto, path: Path) -> Path:
-    """As a model that onnxruntime 1.23 can read too."""
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +34,6 @@ def session(graph: Path) -> Iterator[OrtSession]:
     opened.bind("total", "total_out", backend.zeros((2,), "float32"))
     yield opened  # type: ignore[misc]
     opened.close()
-
-
-def feeds(n_rows: int = 3, factor: float = 2.0, **changes: Any) -> dict[str, Array]:
-    """n_rows rows of ones."""
-    return {
-        "x": np.ones((n_rows, 2), np.float32),
-        "factor": np.array([factor], np.float32),
-        **changes,
-    }
 
 
 def test_inputs_and_outputs_are_those_of_the_graph(session: OrtSession) -> None:
@@ -303,6 +269,22 @@ def test_cuda_without_cuda_is_an_error_and_never_the_cpu() -> None:
         pytest.skip("this build of onnxruntime has CUDA")
     with pytest.raises(BackendError, match=r"CUDAExecutionProvider.*CPUExecutionProvider.*semspec\[gpu\]"):
         open_backend("cuda")
+
+
+def test_cuda_without_a_device_is_told_before_a_graph_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D46: a build with CUDA on a machine without a GPU, which `auto` must find out before it chooses."""
+    import onnxruntime
+
+    from semspec.runtime.backends import ort
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this build of onnxruntime has CUDA")
+    monkeypatch.setitem(ort.PROVIDERS, "cuda", "CPUExecutionProvider")  # as if the build had it
+    with pytest.raises(
+        BackendError, match=r"backend 'cuda' finds no device that it can use \(.*use backend 'cpu'"
+    ) as e:
+        open_backend("cuda")
+    assert "\n" not in str(e.value)
 
 
 def test_provider_that_cannot_start_is_an_error_and_never_the_cpu(
