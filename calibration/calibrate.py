@@ -36,10 +36,11 @@ from semspec.calibration.dataset import LABELS, Dataset, build_dataset, classify
 from semspec.calibration.findings import Findings
 from semspec.calibration.learn import LearnSettings, learn
 from semspec.calibration.networks import SIZES
+from semspec.calibration.outcomes import Outcomes
 from semspec.calibration.own_code import code_sha256
 from semspec.calibration.probe_folder import install, read_calibration, save_learned
 from semspec.calibration.relations import NEURAL, Asked, Relation, open_relation
-from semspec.calibration.rollouts import find_outcomes
+from semspec.calibration.rollouts import check_answers, find_outcomes
 from semspec.calibration.run_folder import WorkFolder
 from semspec.export.staging import staged
 from semspec.runtime.bundle import Bundle
@@ -91,12 +92,13 @@ class CalibrateSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """folder: with predictor.json and report.html. is_new: False where the bundle had the very same already. missing:
-    contexts that were not collected in time."""
+    contexts that were not collected in time; missing_outcomes: those that were, and not gone on from in time."""
 
     folder: Path
     findings: Findings
     is_new: bool
     missing: int
+    missing_outcomes: int = 0
 
 
 def calibrate(
@@ -122,7 +124,7 @@ def calibrate(
     """
     settings, started = settings or CalibrateSettings(), time.monotonic()
     opened = _check(bundle, settings, out)
-    _check_number(problems, settings.learning)
+    _check_number(problems, settings)
     relation = settings.relation.describe()
     with WorkFolder(work, OURS):
         collection = collect(
@@ -136,29 +138,29 @@ def calibrate(
             threads=threads,
             on_progress=on_progress,
         )
-        outcomes = None
-        if settings.label == "outcome":
-            outcomes = find_outcomes(
-                bundle,
-                collection,
-                work / OUTCOMES,
-                max_tokens=settings.answer_tokens,
-                budget=None if budget is None else max(budget - (time.monotonic() - started) / 60, 1e-9),
-                threads=threads,
-                on_progress=on_progress,
-            ).labels()
-        key = _key(collection, relation, outcomes, settings)
+        left = None if budget is None else max(budget - (time.monotonic() - started) / 60, 1e-9)
+        rolled = _roll_out(bundle, collection, work / OUTCOMES, settings, left, threads, on_progress)
+        outcomes = None if rolled is None else rolled.labels()
+        kinds = {one.id: one.kind for one in problems if one.kind is not None}
+        key = _key(collection, relation, outcomes, kinds, settings)
         learned = work / f"learned-{key}"
         if not learned.exists():
-            dataset = _read(opened, collection, relation, outcomes, settings, work, threads, on_progress)
+            dataset = _read(
+                opened, collection, relation, outcomes, kinds, settings, work, threads, on_progress
+            )
             made = learn(dataset, settings.learning, on_progress)
-            origin = _origin(opened, collection, relation, settings)
+            origin = _origin(opened, collection, relation, rolled, kinds, settings)
             with staged(learned) as folder:
                 used = [question_sha256(one) for one in problems if one.id in dataset.questions]
                 save_learned(folder, made, dataset, collection.run, origin, used)
         folder, is_new = install(learned, opened, out)
-        findings = read_calibration(learned).findings
-        return Calibrated(folder=folder, findings=findings, is_new=is_new, missing=len(collection.missing))
+        return Calibrated(
+            folder=folder,
+            findings=read_calibration(learned).findings,
+            is_new=is_new,
+            missing=len(collection.missing),
+            missing_outcomes=0 if rolled is None else len(rolled.missing),
+        )
 
 
 def collect_shard(
@@ -239,13 +241,39 @@ def _check(bundle: Path, settings: CalibrateSettings, out: Path | None) -> Bundl
     return opened
 
 
-def _check_number(problems: Sequence[Problem], learning: LearnSettings) -> None:
+def _check_number(problems: Sequence[Problem], settings: CalibrateSettings) -> None:
     """Whether there can be enough questions with labels for the folds (folds.deal_folds)."""
-    if 0 < len(problems) < 2 * learning.n_folds:
+    least = 2 * settings.learning.n_folds
+    if 0 < len(problems) < least:
         raise CalibrationError(
-            f"{len(problems)} questions are too few to learn from and to measure on: at least {2 * learning.n_folds} "
-            "are needed, and 150 or more are wise; give more"
+            f"{len(problems)} questions are too few to learn from and to measure on: at least {least} are needed, and "
+            "150 or more are wise; give more"
         )
+    if problems and settings.label == "outcome":
+        check_answers(problems, least)
+
+
+def _roll_out(
+    bundle: Path,
+    collection: Collection,
+    out: Path,
+    settings: CalibrateSettings,
+    budget: float | None,
+    threads: int | None,
+    on_progress: Progress | None,
+) -> Outcomes | None:
+    """For the label `outcome` alone. budget: minutes that are left."""
+    if settings.label != "outcome":
+        return None
+    return find_outcomes(
+        bundle,
+        collection,
+        out,
+        max_tokens=settings.answer_tokens,
+        budget=budget,
+        threads=threads,
+        on_progress=on_progress,
+    )
 
 
 def _share(budget: float | None, settings: CalibrateSettings) -> float | None:
@@ -257,6 +285,7 @@ def _read(
     collection: Collection,
     relation: Mapping[str, Any],
     outcomes: Mapping[str, Sequence[float]] | None,
+    kinds: Mapping[str, str],
     settings: CalibrateSettings,
     work: Path,
     threads: int | None,
@@ -277,6 +306,7 @@ def _read(
         describe=lambda context, sample: segment_text(tokenizer, context.ids, sample.ids, segmenter),
         label=settings.label,
         outcomes=outcomes,
+        kinds=kinds,
     )
 
 
@@ -296,6 +326,7 @@ def _key(
     collection: Collection,
     relation: Mapping[str, Any],
     outcomes: Mapping[str, Sequence[float]] | None,
+    kinds: Mapping[str, str],
     settings: CalibrateSettings,
 ) -> str:
     """Names all that learning depends on, this very code and the version of torch included."""
@@ -304,6 +335,7 @@ def _key(
         [cell.file for cell in collection.missing],
         relation,
         {context: [str(label) for label in labels] for context, labels in (outcomes or {}).items()},
+        kinds,
         settings.label,
         plain(settings.learning),
         settings.source,
@@ -327,21 +359,29 @@ def _hash(said: object) -> str:
 
 
 def _origin(
-    bundle: Bundle, collection: Collection, relation: Mapping[str, Any], settings: CalibrateSettings
+    bundle: Bundle,
+    collection: Collection,
+    relation: Mapping[str, Any],
+    rolled: Outcomes | None,
+    kinds: Mapping[str, str],
+    settings: CalibrateSettings,
 ) -> dict[str, Any]:
     """For people; a check reads `samples` and `equivalence` back. No time and no path: the same run, the same bytes."""
     run = collection.run
+    outcomes = {} if rolled is None else {"outcomes": rolled.facts()}
     return {
         "models": {role: model.name for role, model in bundle.manifest.models.items()},
         "precision": {role: dict(model.precision) for role, model in bundle.manifest.models.items()},
         "questions": settings.source or "given",
         "questions_sha256": run.questions_sha256,
+        **({"kinds of questions": len(set(kinds.values()))} if kinds else {}),
         "contexts not collected": len(collection.missing),
         "boundary": str(run.boundary),
         "samples": plain(run.settings),
         "pooled_layers": {role: list(layers) for role, layers in run.pooled_layers.items()},
         "equivalence": dict(relation),
         "label": settings.label,
+        **outcomes,
         "learning": plain(settings.learning),
         "backend": run.backend,
         "machine": {name: fact for name, fact in describe_machine().items() if name not in STRANGERS},

@@ -62,22 +62,23 @@ def _samples(context: click.Context, parameter: click.Parameter, value: str) -> 
     return int(draft), int(target)
 
 
-@click.group(cls=_Calibrate, short_help="Make probes and thresholds for a bundle, or ranges for quantizers.")
+@click.group(cls=_Calibrate, short_help="Teach a bundle to judge by meaning, or take ranges for quantizers.")
 def calibrate() -> None:
-    """Make what decisions rest on: probes and thresholds of a bundle, or ranges for quantizers.
+    """Make what decisions rest on: what a bundle judges drafts by in the modes semantic and combined (`run`), or what
+    quantizers round weights by (`ranges`).
 
-    `semspec calibrate run --help` lists the options of the first, `semspec calibrate ranges --help` those of the
-    second; the words `run` and `ranges` may be left out. `join` puts what shards collected together, `check` holds
-    the thresholds against other questions.
+    The words `run` and `ranges` may be left out; `semspec calibrate run --help` and `semspec calibrate ranges --help`
+    list their options. `join` puts together what was collected in parts, `check` holds thresholds against other
+    questions, `compare` puts calibrations of segments that end elsewhere beside each other.
     """
 
 
-@calibrate.command()
+@calibrate.command(short_help="Make a bundle able to judge by meaning.")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--contexts",
     type=click.Path(path_type=Path),
-    help="JSONL: id, question, answer.  [default: built-in problems]",
+    help="Questions, a JSON object a line: id, question, answer.  [default: built-in problems]",
 )
 @click.option(
     "--questions", type=click.IntRange(min=1), help=f"The first so many.  [default: at most {QUESTIONS}]"
@@ -87,41 +88,47 @@ def calibrate() -> None:
     "--equivalence",
     default="numbers",
     show_default=True,
-    help="What says the same: exact, numbers, embed or nli.",
+    help="What tells whether two texts say the same: exact (letters), numbers (and results), embed or nli (networks).",
 )
-@click.option("--encoder", default="", help="Hub id or folder of what embed or nli reads with.")
-@click.option("--encoder-limit", type=float, default=0.0, help="Least cosine of embed.  [default: MiniLM's]")
+@click.option("--encoder", default="", help="Hub id or folder of the network of embed or nli.")
+@click.option(
+    "--encoder-limit",
+    type=float,
+    default=0.0,
+    help="Cosine from which embed calls it the same.  [default: MiniLM's]",
+)
 @click.option("--encoder-pooling", default="", help="mean or cls, of embed.  [default: what its folder says]")
 @click.option(
     "--label",
     default="cross",
     show_default=True,
-    help="cross, own, own-loo, joint, or outcome (needs answers).",
+    help="What is learned: cross, the share of the target's samples that say the same; outcome, whether the answer "
+    "stays right (needs answers, takes long); own, own-loo or joint, shares as published and variants.",
 )
 @click.option(
     "--samples",
     callback=_samples,
     default="8,4",
     show_default=True,
-    help="Of draft and target in each context.",
+    help="Segments that draft and target write in each context, to be compared.",
 )
 @click.option(
     "--per-question",
     type=int,
     default=3,
     show_default=True,
-    help="Contexts of a question: 3, or fewer of more questions, which bounds gain by.",
+    help="Contexts, places in answers to a question; fewer, of more questions, give tighter bounds.",
 )
-@click.option("--probes", help="Sizes of probe to try; the last is the ratio's.  [default: linear,mlp2,mlp4]")
+@click.option("--probes", help="Sizes to try; the last also for preset paper.  [default: linear,mlp2,mlp4]")
 @click.option("--temperature", type=float, default=0.6, show_default=True, help="Of the samples.")
 @click.option("--top-p", type=float, default=0.95, show_default=True, help="1 is off.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all chances.")
 @click.option(
     "--shard", callback=parse_shard, default="1/1", show_default=True, help="Collect part i of n only."
 )
-@click.option("--budget", type=float, help="Stop collecting after so many minutes, and use what is there.")
+@click.option("--budget", type=float, help="Minutes to collect in; then what is there is used.")
 @click.option(
-    "--work", type=click.Path(path_type=Path), help="Folder of the steps.  [default: BUNDLE.calibration]"
+    "--work", type=click.Path(path_type=Path), help="Where steps are kept.  [default: BUNDLE.calibration]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="New folder for the probes.  [default: in the bundle]"
@@ -145,10 +152,12 @@ def run(
 ) -> None:
     """Make BUNDLE able to judge meaning: probes, a predictor, thresholds for risks, and a report.
 
-    Both models answer questions segment by segment; in every context both write samples, and the target reads the
-    draft's. How many of the target's samples say the same as a segment of the draft is what a predictor learns to
-    foretell from signals, from the text and, where that is better on unseen questions, from hidden states. A risk (the
-    share of kept segments that no sample of the target is equivalent to) becomes a threshold with a 95 % bound.
+    Both models answer questions by segments, such as lines. At several places in these answers (contexts) both write
+    samples of the next one, and the target reads the draft's. How many of the target's samples say the same as a
+    segment of the draft is what a predictor learns to foretell: from signals (the target's log-probabilities of it and
+    the like), from the text and, where that is better on unseen questions, from hidden states (by a probe). A risk (the
+    share of kept segments that no sample of the target is equivalent to; with --label outcome, that spoil the answer)
+    becomes a threshold with a 95 % bound.
 
     Written to BUNDLE/probes/<n>: graphs, predictor.json, calibration.json, report.html; earlier numbers stay.
     Interrupted, the same command goes on where it stopped. With --shard it only collects: run every part with a --work
@@ -173,7 +182,7 @@ def run(
     _tell(made, time.monotonic() - started, as_json)
 
 
-@calibrate.command()
+@calibrate.command(short_help="Put together what shards collected.")
 @click.argument("folders", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist."
@@ -189,7 +198,7 @@ def join(folders: tuple[Path, ...], out: Path, as_json: bool) -> None:
     _tell_collection(out, join_work(folders, out), as_json)
 
 
-@calibrate.command()
+@calibrate.command(short_help="Put calibrations of several boundaries beside each other.")
 @click.argument("folders", metavar="PROBES..", type=click.Path(path_type=Path), nargs=-1, required=True)
 def compare(folders: tuple[Path, ...]) -> None:
     """Put calibrations of one pair on the same questions beside each other, to choose a boundary.
@@ -201,7 +210,7 @@ def compare(folders: tuple[Path, ...]) -> None:
     click.echo(format_comparison(read_compared(folders)))
 
 
-@calibrate.command(short_help="Measure what a model's linears read, for quantizers.")
+@calibrate.command(short_help="Measure what a model's layers read, for quantizers.")
 @click.option(
     "--target",
     required=True,
@@ -307,10 +316,9 @@ def _tell(made: Calibrated, seconds: float, as_json: bool) -> None:
     from semspec.calibration.tables import format_findings
     from semspec.runtime.typed import plain
 
-    if made.missing:
-        click.echo(
-            f"{made.missing} contexts were not collected in time; the same command collects on", err=True
-        )
+    for n, lack in ((made.missing, "were not collected"), (made.missing_outcomes, "were not gone on from")):
+        if n:
+            click.echo(f"{n} contexts {lack} in time; the same command goes on", err=True)
     state = "is ready" if made.is_new else "says the same already"
     click.echo(f"{made.folder} {state}: report.html has the plots, {seconds:.1f} s", err=True)
     found = made.findings
@@ -319,6 +327,7 @@ def _tell(made: Calibrated, seconds: float, as_json: bool) -> None:
             "probes": str(made.folder),
             "new": made.is_new,
             "missing": made.missing,
+            "missing_outcomes": made.missing_outcomes,
             "seconds": round(seconds, 3),
             "winner": found.winner,
             "has_probe": found.has_probe,

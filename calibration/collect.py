@@ -15,7 +15,7 @@ from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 
-from semspec.calibration.bench.data import fingerprint
+from semspec.calibration.bench.data import fingerprint, question_sha256
 from semspec.calibration.bench.records import Problem
 from semspec.calibration.collection import (
     FORMAT,
@@ -61,9 +61,9 @@ def collect(
     worked on at once, each on a core, None for one a core. What is collected does not depend on the budget, on how
     often it was interrupted, and on a CPU on threads. on_progress is called in this thread.
 
-    Raises CalibrationError: no questions, two with one id, one that leaves no room for a segment, a bundle without a
-    draft, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something else; errors of
-    the bundle and its engines. What was collected before an error stays.
+    Raises CalibrationError: no questions, two with one id or that ask the same, one that leaves no room for a segment,
+    a bundle without a draft, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something
+    else; errors of the bundle and its engines. What was collected before an error stays.
     """
     allowed, settings = Budget(budget, clock), settings or CollectSettings()
     _check_request(problems, shard)
@@ -177,11 +177,17 @@ def _starts(collection: Collection, cell: Cell) -> list[Start]:
 def _check_request(problems: Sequence[Problem], shard: tuple[int, int]) -> None:
     if not problems:
         raise CalibrationError("there are no questions; give at least one")
-    ids = set[str]()
+    ids, asked = set[str](), dict[str, str]()
     for problem in problems:
         if problem.id in ids:
             raise CalibrationError(f"two questions have the id {problem.id!r}; ids differ")
         ids.add(problem.id)
+        other = asked.setdefault(question_sha256(problem), problem.id)
+        if other != problem.id:
+            raise CalibrationError(
+                f"questions {other!r} and {problem.id!r} ask the same, and what is learned from one would be measured "
+                "on the other; leave one out"
+            )
     index, count = shard
     if not 1 <= index <= count:
         raise ConfigError(f"shard must be i/n with i in 1..n, got {index}/{count}")

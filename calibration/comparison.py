@@ -5,31 +5,44 @@ It knows records and tables of words; it knows no command and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from semspec.calibration.findings import Candidate, Findings
+from semspec.calibration.outcomes import MISSING_OUTCOMES
 from semspec.calibration.probe_folder import Calibration, read_calibration
 from semspec.calibration.tables import Table, percent, ranged, signed, table_lines
 from semspec.runtime.errors import ConfigError
 
 __all__ = ["Compared", "compare_tables", "format_comparison", "read_compared"]
 
-SAME = ("models", "precision", "questions_sha256", "samples", "equivalence", "label")
-"""Of what was calibrated: where these differ, a boundary is not what made the difference."""
+SAME = {
+    "models": "models",
+    "precision": "precision",
+    "backend": "backend",
+    "questions_sha256": "questions",
+    "samples": "samples",
+    "equivalence": "equivalence",
+    "label": "label",
+}
+"""Of what was calibrated, and what it is called: where these differ, a boundary is not what made the difference."""
+
+LABEL_0 = {"cross": "none alike", "outcome": "spoiled"}
+"""What a label of 0 says of a segment; of the other labels nothing that two words would tell."""
 
 
 class Compared(NamedTuple):
-    """A folder of probes and what its calibration.json says."""
+    """A folder of probes and what its calibration.json says. name: that tells it from the others."""
 
     folder: Path
     calibration: Calibration
+    name: str
 
     @property
     def title(self) -> tuple[str, str]:
-        """The folder's name, and the boundary."""
-        return self.folder.name, str(self.calibration.origin.get("boundary", "-"))
+        """The name, and the boundary."""
+        return self.name, str(self.calibration.origin.get("boundary", "-"))
 
 
 def read_compared(folders: Sequence[Path]) -> list[Compared]:
@@ -37,13 +50,17 @@ def read_compared(folders: Sequence[Path]) -> list[Compared]:
     a folder without calibration.json."""
     if len(folders) < 2:
         raise ConfigError(f"at least two folders are compared, got {len(folders)}; give one of each boundary")
-    found = [Compared(folder, read_calibration(folder)) for folder in folders]
+    short = [folder.name for folder in folders]
+    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    found = [
+        Compared(folder, read_calibration(folder), name) for folder, name in zip(folders, names, strict=True)
+    ]
     first = found[0]
     for other in found[1:]:
-        for name in SAME:
+        for name, words in SAME.items():
             if other.calibration.origin.get(name) != first.calibration.origin.get(name):
                 raise ConfigError(
-                    f"{other.folder} and {first.folder} differ in {name}, so neither is better for its boundary; "
+                    f"{other.folder} and {first.folder} differ in {words}, so neither is better for its boundary; "
                     "compare calibrations that differ in the boundary alone"
                 )
     return found
@@ -66,11 +83,34 @@ def format_comparison(found: Sequence[Compared]) -> str:
         for title, table in compare_tables(found).items()
         if len(table.heads) > table.words
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_cautions(found)])
+
+
+def _cautions(found: Sequence[Compared]) -> list[str]:
+    """What no table shows: what was cut short, what was learned in another way, and that no risk has a threshold."""
+    said = []
+    for one in found:
+        if missing := _missing(one.calibration.origin):
+            said.append(f"{one.name} was cut short: {missing} contexts less, and so perhaps other questions.")
+        if one.calibration.origin.get("learning") != found[0].calibration.origin.get("learning"):
+            said.append(
+                f"{one.name} was learned with other settings than {found[0].name}: see calibration.json."
+            )
+    if not any(one.calibration.findings.risks for one in found):
+        said.append("No risk that was asked for can be vouched for by any of them.")
+    return said
+
+
+def _missing(origin: Mapping[str, Any]) -> int:
+    """Contexts that were not collected, or not gone on from, in time."""
+    outcomes = origin.get("outcomes")
+    rolled = outcomes.get(MISSING_OUTCOMES) if isinstance(outcomes, Mapping) else None
+    return sum(count for count in (origin.get("contexts not collected"), rolled) if isinstance(count, int))
 
 
 def _segment_table(found: Sequence[Compared]) -> Table:
-    heads = ("questions", "contexts", "segments", "mean label", "none alike", "with numbers", "changed")
+    none = LABEL_0.get(found[0].calibration.findings.label, "label 0")
+    heads = ("questions", "contexts", "segments", "mean label", none, "with numbers", "changed")
     rows = []
     for one in found:
         findings = one.calibration.findings

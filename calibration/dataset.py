@@ -40,7 +40,8 @@ class Rows:
     question, context: (n,) numbers, of Dataset.questions and of the context. same: (n,), equal for equal ids in one
     context. drawn: (n,), not by arg-max. after: (n,) who wrote the prefix (Context.written_by). length: (n,) tokens.
     label: (n,) float64 in 0..1, NaN where there is none. own: (n,) the published label, its author's samples counted.
-    pooled: role -> (n, K, E), each role that read it. features: (n, F), F as in FEATURES; of the target's rows F is 0.
+    cross: (n,) share of the target's drawn samples that say the same. pooled: role -> (n, K, E), each role that read
+    it. features: (n, F), F as in FEATURES; of the target's rows F is 0.
     """
 
     question: Ints
@@ -51,6 +52,7 @@ class Rows:
     length: Ints
     label: Array
     own: Array
+    cross: Array
     pooled: Mapping[str, Floats]
     features: Floats
 
@@ -67,12 +69,13 @@ class Rows:
 class Dataset:
     """What is learned from.
 
-    questions: ids of those with a context. draft: its segments, read by both models. target: its own. label: which of
-    LABELS the rows have. layers: role -> pooled layers (CollectionRun.pooled_layers). overlap: mean over contexts of
-    the mass that the drawn classes of both models share.
+    questions: ids of those with a context; kinds: (Q,) numbers, equal for questions that are made alike. draft: its
+    segments, read by both models. target: its own. label: which of LABELS the rows have. layers: role -> pooled layers
+    (CollectionRun.pooled_layers). overlap: mean over contexts of the mass that the drawn classes of both models share.
     """
 
     questions: tuple[str, ...]
+    kinds: Ints
     n_contexts: int
     draft: Rows
     target: Rows
@@ -87,6 +90,13 @@ class Dataset:
         segments, one a context: then those."""
         labelled = np.isfinite(self.draft.label)
         return labelled if self.label == "outcome" else labelled & self.draft.drawn
+
+    @property
+    def bad(self) -> Bools:
+        """(n,) of the draft's rows, those that a risk counts: the answer is spoiled where labels are outcomes, else no
+        sample of the target is equivalent, whatever the label."""
+        found: Bools = (self.draft.label if self.label == "outcome" else self.draft.cross) == 0
+        return found
 
 
 def classify(
@@ -114,12 +124,13 @@ def build_dataset(
     describe: Callable[[Context, Sample], SegmentText],
     label: str = "cross",
     outcomes: Mapping[str, Sequence[float]] | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Dataset:
     """Arrays of a collection, read once, one context in memory beside them.
 
     classes: as classify gives them; equivalence: the name of what made them. describe: the segment of a sample
     (features.segment_text). label: of the rows. outcomes: for the label `outcome`, context id -> of each sample 0..1,
-    or NaN where nobody knows; contexts may be missing.
+    or NaN where nobody knows; contexts may be missing. kinds: question id -> Problem.kind, of those that have one.
 
     Raises CalibrationError: no context, one without classes or with those of other samples, outcomes that are missing
     or of other samples, labels that cannot be counted (labels.label_classes); ConfigError for an unknown label.
@@ -143,6 +154,7 @@ def build_dataset(
         raise CalibrationError("the collection has no context with samples; collect with other questions")
     return Dataset(
         questions=tuple(questions),
+        kinds=_number_kinds(tuple(questions), kinds or {}),
         n_contexts=len(overlaps),
         draft=_stack(rows["draft"], ("target", "draft")),
         target=_stack(rows["target"], ("target",)),
@@ -151,6 +163,13 @@ def build_dataset(
         layers=dict(layers),
         overlap=float(np.mean(overlaps)),
     )
+
+
+def _number_kinds(questions: Sequence[str], kinds: Mapping[str, str]) -> Ints:
+    """A question without a kind is one of its own."""
+    numbers: dict[tuple[str, bool], int] = {}
+    named = [(kinds.get(question, question), question in kinds) for question in questions]
+    return np.array([numbers.setdefault(name, len(numbers)) for name in named], np.int64)
 
 
 class _Row(NamedTuple):
@@ -164,6 +183,7 @@ class _Row(NamedTuple):
     length: int
     label: float
     own: float
+    cross: float
     pooled: Mapping[str, Floats]
     features: Floats
 
@@ -187,6 +207,7 @@ def _described(
             length=len(sample.ids),
             label=float(chosen[place]),
             own=float(labels.own[place]),
+            cross=float(labels.cross[place]),
             pooled={role: reading.pooled for role, reading in sample.readings.items()},
             features=_features(sample, describe(context, sample))
             if sample.author == "draft"
@@ -255,6 +276,7 @@ def _stack(rows: Sequence[_Row], roles: Sequence[str]) -> Rows:
         length=np.array([row.length for row in rows], np.int64),
         label=np.array([row.label for row in rows], np.float64),
         own=np.array([row.own for row in rows], np.float64),
+        cross=np.array([row.cross for row in rows], np.float64),
         pooled={role: np.stack([row.pooled[role] for row in rows]) for role in roles},
         features=np.stack([row.features for row in rows]),
     )

@@ -162,8 +162,9 @@ def lengths_of(shares: Array, labels: Array, tokens: Ints) -> tuple[LengthBin, .
     return tuple(found)
 
 
-def curve_of(name: str, scores: Array, labels: Array, tokens: Ints, steps: int = 20) -> Curve:
-    """From the highest scores on, `steps` points. Rows of equal score are taken in their order."""
+def curve_of(name: str, scores: Array, bad: Bools, labels: Array, tokens: Ints, steps: int = 20) -> Curve:
+    """From the highest scores on, `steps` points. bad: what a risk counts. Rows of equal score are taken in their
+    order. All (n,)."""
     order = np.argsort(-scores, kind="stable")
     points = []
     for step in range(1, steps + 1):
@@ -171,7 +172,7 @@ def curve_of(name: str, scores: Array, labels: Array, tokens: Ints, steps: int =
         points.append(
             CurvePoint(
                 coverage=float(tokens[kept].sum() / tokens.sum()),
-                zero=float((labels[kept] == 0).mean()),
+                zero=float(bad[kept].mean()),
                 label=float(labels[kept].mean()),
             )
         )

@@ -7,7 +7,7 @@ of questions that it was not fitted on; intervals are 95 % percentile bootstraps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semspec.calibration.metrics import Interval
 
@@ -21,6 +21,7 @@ __all__ = [
     "Histogram",
     "LayerGain",
     "LengthBin",
+    "Rarer",
     "RatioFinding",
     "Refusal",
     "RiskLine",
@@ -29,11 +30,22 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rarer:
+    """Of labels below and of at least 0.5 those that fewer questions have: what ranking rests on. label: `below 0.5` or
+    `of at least 0.5`. rows, questions: that have such a label."""
+
+    label: str
+    rows: int
+    questions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How much was looked at. draft_rows, greedy_rows: segments of the draft, drawn and by arg-max, that have a label;
-    unlabelled: those that have none (outcome labels where the target's own way goes wrong); target_rows: drawn
-    segments of the target. with_number, changed: shares of the draft rows that hold a number, and that are not the
-    target's arg-max throughout."""
+    """How much was looked at. draft_rows: segments of the draft that results are about, drawn ones; of outcomes greedy
+    ones. greedy_rows: by arg-max, beside them. unlabelled: segments that have no label (of outcomes greedy ones, where
+    nobody went on in time, no answer is known, or the target's own way goes wrong). target_rows: drawn segments of the
+    target. with_number, changed: shares of the draft rows that hold a number, and that are not the target's arg-max
+    throughout. rarer: none where it was not counted, by an earlier version."""
 
     questions: int
     contexts: int
@@ -43,6 +55,7 @@ class Counts:
     target_rows: int
     with_number: float
     changed: float
+    rarer: Rarer | None = field(default=None, metadata={"left_out_by_default": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +78,8 @@ class Candidate:
     says: what it is, in a line. kind: `signal` (one number, as it is), `fitted` (a probability), `ratio` (the published
     rule), `control`. probe: `linear`, `mlp2`, `mlp4` where states are read, else empty. auroc: for a label of at least
     0.5. within: share of pairs of one context that it orders as their labels. ece, brier: none for signals, which are
-    no probabilities. gain: AUROC less the base's, on the same resamples. subsets: where both kinds of label are there.
+    no probabilities, but for one that is shipped, as scaled for that. gain: AUROC less the base's, on the same
+    resamples. subsets: where both kinds of label are there.
     """
 
     name: str
@@ -101,9 +115,9 @@ class RiskLine:
     coverage: share of drafted tokens kept. observed: share of the kept segments that no target sample is equivalent to
     (outcome labels: that spoil the answer). upper: one-sided 95 % bound of it, at most `risk`. kept, kept_questions:
     segments and questions that it rests on. mean_label: of the kept. changed: the same share among the kept segments
-    that are not the target's arg-max throughout, which an exact rule does not keep by itself; greedy_coverage,
-    greedy: coverage and share among the draft's greedy segments (0 and 0 where there are none). No bound holds for
-    the last three.
+    that are not the target's arg-max throughout, which an exact rule does not keep by itself, 0 where none is kept;
+    greedy_coverage, greedy: coverage and share among the draft's greedy segments (0 and 0 where there are none). No
+    bound holds for these three. kept_changed: segments that `changed` is of, none where an earlier version did not say.
     """
 
     risk: float
@@ -117,6 +131,7 @@ class RiskLine:
     changed: float
     greedy_coverage: float
     greedy: float
+    kept_changed: int | None = field(default=None, metadata={"left_out_by_default": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +179,8 @@ class LengthBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """coverage: share of drafted tokens kept. zero: share of kept segments that no target sample is equivalent to.
-    label: mean label of the kept."""
+    """coverage: share of drafted tokens kept. zero: share of kept segments that no target sample is equivalent to
+    (outcome labels: that spoil the answer). label: mean label of the kept."""
 
     coverage: float
     zero: float

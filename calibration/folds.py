@@ -59,18 +59,25 @@ class Nested:
     final: int
 
 
-def deal_folds(questions: Ints, n_folds: int, seed: int) -> Folds:
-    """Questions are shuffled and dealt like cards. questions: (m,) of each row.
+def deal_folds(questions: Ints, n_folds: int, seed: int, kinds: Ints | None = None) -> Folds:
+    """Questions are shuffled and dealt like cards, those of one kind as one card. questions: (m,) of each row; kinds:
+    (m,) of each row's question, None where no two are of a kind.
 
-    Raises ConfigError for fewer than 3 folds, CalibrationError for fewer than two questions a fold.
+    Raises ConfigError for fewer than 3 folds, CalibrationError for fewer than two questions or one kind a fold.
     """
     if n_folds < LEAST_FOLDS:
         raise ConfigError(f"n_folds must be at least {LEAST_FOLDS}, got {n_folds}: two are left out together")
-    known, place = np.unique(questions, return_inverse=True)
-    if len(known) < 2 * n_folds:
+    n_questions = len(np.unique(questions))
+    if n_questions < 2 * n_folds:
         raise CalibrationError(
-            f"{len(known)} questions with labels are too few to learn from and to measure on; at least {2 * n_folds} "
+            f"{n_questions} questions with labels are too few to learn from and to measure on; at least {2 * n_folds} "
             "are needed, 150 are better"
+        )
+    known, place = np.unique(questions if kinds is None else kinds, return_inverse=True)
+    if len(known) < n_folds:
+        raise CalibrationError(
+            f"questions of {len(known)} kinds are too few to learn from some and to measure on others; at least "
+            f"{n_folds} kinds are needed"
         )
     deck = np.random.default_rng(seed).permutation(len(known))
     dealt = np.empty(len(known), np.int64)

@@ -9,14 +9,24 @@ writes no file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from semspec.calibration.contest import BASE, RICHER, SIGNALS, Contest, LearnSettings, run_contest
 from semspec.calibration.dataset import Dataset
+from semspec.calibration.equivalence import Bools
 from semspec.calibration.evaluate import Measure, curve_of, histograms_of, lengths_of, reliability_of
-from semspec.calibration.findings import Candidate, Counts, Curve, Findings, LayerGain, RatioFinding, RiskLine
+from semspec.calibration.findings import (
+    Candidate,
+    Counts,
+    Curve,
+    Findings,
+    LayerGain,
+    Rarer,
+    RatioFinding,
+    RiskLine,
+)
 from semspec.calibration.folds import deal_folds
 from semspec.calibration.metrics import Interval
 from semspec.calibration.scaling import scaled
@@ -29,6 +39,7 @@ from semspec.runtime.records import Array, Ints, Progress
 __all__ = ["LearnSettings", "Learned", "learn"]
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LEAST_QUESTIONS = 2  # with a label of each kind: resamples of one alone tell nothing of the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,8 +61,8 @@ class Learned:
 def learn(
     dataset: Dataset, settings: LearnSettings | None = None, on_progress: Progress | None = None
 ) -> Learned:
-    """Learn from all questions; every number told is of questions left out. Same dataset and seed, same bits on one
-    machine with as many threads.
+    """Learn from all questions; every number told is of questions, and of kinds of questions, left out. Same dataset
+    and seed, same bits on one machine with as many threads.
 
     on_progress: stages `fitting` and `measuring`. Raises CalibrationError: too few questions, labels of one kind only,
     features that are not finite.
@@ -67,6 +78,11 @@ def learn(
         if on_progress is not None:
             on_progress("measuring", done, len(contest.scored))
     winner, why = _choose(contest, candidates, measure)
+    if (
+        told := contest.find(winner)
+    ).shares is None:  # a signal, which becomes a probability by being shipped
+        shares = contest.entry(winner).shares
+        candidates[winner] = measure.candidate(replace(told, shares=shares), base)
     return _conclude(dataset, settings, contest, measure, candidates, winner, why)
 
 
@@ -77,8 +93,8 @@ def _check(dataset: Dataset, settings: LearnSettings) -> Ints:
         raise CalibrationError(
             "a segment has a feature that is not finite; export with a wider precision and collect again"
         )
-    n = int(dataset.measured.sum())
-    positive = int((rows.label[dataset.measured] >= 0.5).sum())
+    labels, questions = rows.label[dataset.measured], rows.question[dataset.measured]
+    n, positive = len(labels), int((labels >= 0.5).sum())
     if positive in (0, n):
         side = "at least 0.5" if positive else "below 0.5"
         found = f"all {n} labels are {side}" if n else "no segment has a label"
@@ -86,9 +102,15 @@ def _check(dataset: Dataset, settings: LearnSettings) -> Ints:
             f"there is nothing to tell apart: {found}; collect more or other questions, or take another equivalence or "
             "label"
         )
+    rarer = _rarer(labels >= 0.5, questions)
+    if rarer.questions < LEAST_QUESTIONS:
+        raise CalibrationError(
+            f"there is hardly anything to tell apart: of {n} segments {rarer.rows}, all in one question, have a label "
+            f"{rarer.label}; collect more or other questions, or take another equivalence or label"
+        )
     known = np.unique(rows.question[np.isfinite(rows.label)])
     folds_of = np.arange(len(dataset.questions), dtype=np.int64) % settings.n_folds
-    folds_of[known] = deal_folds(known, settings.n_folds, settings.seed).of
+    folds_of[known] = deal_folds(known, settings.n_folds, settings.seed, dataset.kinds[known]).of
     return folds_of
 
 
@@ -136,10 +158,10 @@ def _conclude(
     scores = scaled(entry.scaling, entry.scored.scores)  # held out, and named as by what is shipped
     chosen, greedy = _judge(dataset, scores, measure.chosen), _judge(dataset, scores, measure.greedy)
     lines, refused = bound_risks(
-        chosen, greedy, measure.resamples, settings.risks, n_contexts=dataset.n_contexts
+        chosen, greedy, measure.resamples, settings.risks, n_contexts=len(np.unique(measure.contexts))
     )
     predictor, effects = contest.ship(entry)
-    ratio, ratio_finding = _ratio(dataset, contest, measure)
+    ratio, ratio_finding = _ratio(dataset, contest)
     layers = dataset.layers["target"]
     findings = Findings(
         label=dataset.label,
@@ -147,7 +169,7 @@ def _conclude(
         seed=settings.seed,
         counts=_count(dataset, measure),
         mean_label=float(measure.labels.mean()),
-        zero_labels=float(chosen.bad.mean()),
+        zero_labels=float((measure.labels == 0).mean()),
         positive=float(measure.positive.mean()),
         candidates=tuple(candidates.values()),
         layers=tuple(_layer_gains(contest, measure, layers)),
@@ -200,7 +222,7 @@ def _judge(dataset: Dataset, scores: Array, chosen: Ints) -> Judged:
     labels = rows.label[chosen]
     return Judged(
         scores=scores[chosen],
-        bad=labels == 0,
+        bad=dataset.bad[chosen],
         tokens=rows.length[chosen],
         labels=labels,
         changed=rows.feature("target.agreement")[chosen] < 1,
@@ -209,16 +231,28 @@ def _judge(dataset: Dataset, scores: Array, chosen: Ints) -> Judged:
 
 def _count(dataset: Dataset, measure: Measure) -> Counts:
     rows, chosen = dataset.draft, measure.chosen
+    asked = ~rows.drawn if dataset.label == "outcome" else np.ones(len(rows), np.bool_)
     return Counts(
         questions=len(np.unique(measure.questions)),
         contexts=len(np.unique(measure.contexts)),
         draft_rows=len(chosen),
         greedy_rows=len(measure.greedy),
-        unlabelled=int((~np.isfinite(rows.label)).sum()),
+        unlabelled=int((asked & ~np.isfinite(rows.label)).sum()),
         target_rows=int(dataset.target.drawn.sum()),
         with_number=float((rows.feature("text.no_number")[chosen] == 0).mean()),
         changed=float((rows.feature("target.agreement")[chosen] < 1).mean()),
+        rarer=_rarer(measure.positive, measure.questions),
     )
+
+
+def _rarer(positive: Bools, questions: Ints) -> Rarer:
+    """positive: (n,) labels of at least 0.5. questions: (n,) of each."""
+    kinds = [("below 0.5", ~positive), ("of at least 0.5", positive)]
+    found = [
+        Rarer(label=label, rows=int(kind.sum()), questions=len(np.unique(questions[kind])))
+        for label, kind in kinds
+    ]
+    return min(found, key=lambda one: (one.questions, one.rows))
 
 
 def _layer_gains(contest: Contest, measure: Measure, layers: tuple[int, ...]) -> list[LayerGain]:
@@ -234,8 +268,9 @@ def _layer_gains(contest: Contest, measure: Measure, layers: tuple[int, ...]) ->
     ]
 
 
-def _ratio(dataset: Dataset, contest: Contest, measure: Measure) -> tuple[RatioFacts, RatioFinding]:
-    ratio, chosen = contest.ratio, measure.chosen
+def _ratio(dataset: Dataset, contest: Contest) -> tuple[RatioFacts, RatioFinding]:
+    """Of drawn segments, as the overlap is, whichever have a label."""
+    ratio, chosen = contest.ratio, dataset.draft.drawn
     values = ratio.values[chosen]
     facts = RatioFacts(mean_acceptance=float(np.minimum(1.0, values).mean()), overlap=dataset.overlap)
     return facts, RatioFinding(
@@ -253,10 +288,10 @@ def _ratio(dataset: Dataset, contest: Contest, measure: Measure) -> tuple[RatioF
 def _curves(
     dataset: Dataset, contest: Contest, measure: Measure, scores: Array, winner: str, signal: str
 ) -> list[Curve]:
-    tokens, labels = dataset.draft.length[measure.chosen], measure.labels
+    tokens, bad, labels = dataset.draft.length[measure.chosen], dataset.bad[measure.chosen], measure.labels
     by_chance = np.random.default_rng(contest.seed).random(len(labels))
     curves = {winner: scores[measure.chosen]}
     for name in (signal, "ratio"):
         curves.setdefault(name, contest.find(name).scores[measure.chosen])
     curves["random"] = by_chance
-    return [curve_of(name, theirs, labels, tokens) for name, theirs in curves.items()]
+    return [curve_of(name, theirs, bad, labels, tokens) for name, theirs in curves.items()]

@@ -32,6 +32,7 @@ from semspec.runtime.errors import CalibrationError
 from semspec.runtime.typed import plain, read_typed
 
 __all__ = [
+    "MISSING_OUTCOMES",
     "Outcome",
     "OutcomeCounts",
     "OutcomeRun",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+MISSING_OUTCOMES = "contexts not gone on from in time"
 _FILE = re.compile(rf"\d{{5,}}-(?:{'|'.join(SLOTS)})\.json")
 
 
@@ -145,6 +147,18 @@ class Outcomes:
             only_draft_right=sum(draft.right and not own.right for draft, own in pairs),
             cut_off=sum(not one.whole for pair in pairs for one in dict.fromkeys(pair)),
         )
+
+    def facts(self) -> dict[str, int]:
+        """For people: how answers ended, and how many are missing. Raises CalibrationError, as all."""
+        counts = self.counts()
+        return {
+            "contexts gone on from": counts.contexts,
+            "right after the target's own segment": counts.own_right,
+            "of these right after the draft's as well": counts.both_right,
+            "right after the draft's alone": counts.only_draft_right,
+            "answers cut off": counts.cut_off,
+            MISSING_OUTCOMES: len(self.missing),
+        }
 
     def _path(self, cell: Cell) -> Path:
         return self.folder / _name(cell)

@@ -88,6 +88,7 @@ def save_learned(
     add(PREDICTOR, learned.predictor, "target", found.probe_layers, found.features)
     for role, weights in (("target", learned.target), ("draft", learned.draft)):
         add(role, weights, role, last[role], ())
+    spoils = dataset.label == "outcome"  # of greedy segments
     predictor = ProbeSet(
         format=FORMAT,
         graphs=graphs,
@@ -97,8 +98,9 @@ def save_learned(
         models=run.models,
         pooled_layers=run.pooled_layers,
         backend=run.backend,
-        temperature=run.settings.temperature,
-        top_p=run.settings.top_p,
+        temperature=0.0 if spoils else run.settings.temperature,
+        top_p=1.0 if spoils else run.settings.top_p,
+        risk_of="answer" if spoils else "meaning",
     )
     calibration = Calibration(
         format=CALIBRATION_FORMAT, findings=found, origin=origin, questions=tuple(sorted(set(questions)))
@@ -108,12 +110,16 @@ def save_learned(
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """calibration.json of a folder. Raises CalibrationError where it is missing or damaged."""
+    """calibration.json of a folder of probes. Raises CalibrationError where it is missing or damaged."""
     path = folder / CALIBRATION
     try:
         found: Calibration = read_typed(Calibration, json.loads(path.read_text("utf-8")), "calibration")
         if found.format != CALIBRATION_FORMAT:
             raise ValueError(f"format {found.format}, this version reads {CALIBRATION_FORMAT}")
+    except (FileNotFoundError, NotADirectoryError):
+        raise CalibrationError(
+            f"{folder} has no {CALIBRATION}: it is no folder that semspec calibrate made, such as BUNDLE/probes/1"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
         raise CalibrationError(

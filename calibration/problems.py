@@ -40,11 +40,8 @@ def generate_problems(n: int, seed: int = 0) -> list[Problem]:
     while len(problems) < n:
         kind = kinds[len(problems) % len(kinds)]
         asked = _ask_anew(kind, rng, seen)
-        problems.append(
-            Problem(
-                id=f"{kind}-{seed}-{len(problems) + 1}", question=asked.question, answer=str(asked.answer)
-            )
-        )
+        name = f"{kind}-{seed}-{len(problems) + 1}"
+        problems.append(Problem(id=name, question=asked.question, answer=str(asked.answer), kind=kind))
     return problems
 
 

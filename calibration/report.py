@@ -76,30 +76,41 @@ def _page(found: Findings, origin: Mapping[str, Any]) -> Iterator[str]:
 def _size(found: Findings) -> Iterator[str]:
     """How much was looked at, in words."""
     counts = found.counts
+    many = f"{counts.questions} questions, {counts.contexts} contexts: {counts.draft_rows}"
+    shares = (
+        f"{percent(counts.with_number)} hold a number, and {percent(counts.changed)} are not the target's arg-max "
+        "throughout"
+    )
+    if found.label == "outcome":
+        yield f"{many} greedy segments of the draft; the target went on to the end after each, and after its own."
+        yield f"{percent(found.zero_labels)} of them spoil an answer that would have been right; {shares}."
+        if counts.unlabelled:
+            yield (
+                f"{counts.unlabelled} more greedy segments have no outcome and are left out: nobody went on in time, "
+                "no answer is known, or the target's own way goes wrong."
+            )
+        return
     yield (
-        f"{counts.questions} questions, {counts.contexts} contexts: {counts.draft_rows} drawn and {counts.greedy_rows} "
-        f"greedy segments of the draft, {counts.target_rows} drawn segments of the target. Label {found.label}, by "
-        f"equivalence {found.equivalence}."
+        f"{many} drawn and {counts.greedy_rows} greedy segments of the draft, {counts.target_rows} drawn segments of "
+        f"the target. Label {found.label}, by equivalence {found.equivalence}."
     )
     yield (
         f"Of the draft's drawn segments {percent(found.zero_labels)} have label 0 and {percent(found.positive)} at "
-        f"least 0.5, {found.mean_label:.3f} on average; {percent(counts.with_number)} hold a number, and "
-        f"{percent(counts.changed)} are not the target's arg-max throughout."
+        f"least 0.5, {found.mean_label:.3f} on average; {shares}."
     )
     if counts.unlabelled:
         yield f"{counts.unlabelled} more segments have no label and are left out."
 
 
 def _subject(found: Findings) -> str:
-    what = (
-        "The label is whether the answer stays right when the target goes on from the segment."
-        if found.label == "outcome"
-        else "The label is the share of the target's samples that say the same as the segment (kind "
-        f"{found.label}), and positive is a label of at least 0.5."
-    )
+    """What labels are, and whose results are told."""
+    if found.label == "outcome":
+        whose, positive = "greedy ones", ""
+    else:
+        whose, positive = "drawn and not greedy ones", ", and positive is a label of at least 0.5"
     return (
-        f"{what} All are measured on segments of the draft, drawn and not greedy ones, of questions that were not "
-        "learned from."
+        f"The label is {LABELS[found.label]}{positive}. All are measured on segments of the draft, {whose}, of "
+        "questions that were not learned from."
     )
 
 
@@ -107,7 +118,7 @@ def _risks(found: Findings) -> Iterator[str]:
     content = risk_table(found)
     if content.rows:
         yield from _titled("Risk and thresholds", content)
-        yield paragraph(RISK_NOTE, "note")
+        yield paragraph(RISK_NOTE.format(bad=BAD[found.label == "outcome"]), "note")
     else:
         yield "<h2>Risk and thresholds</h2>"
     yield from (paragraph(words, "note") for words in refusals(found))
@@ -199,6 +210,17 @@ def _meanings(found: Findings) -> Iterator[str]:
     yield from table(("predictor", "what it is"), [(one.name, one.says) for one in found.candidates], words=2)
 
 
+LABELS = {
+    "own": "the share of the draft's own samples that say the same as the segment, itself included",
+    "own-loo": "the share of the draft's other samples that say the same as the segment",
+    "joint": "the mean of both models' shares of samples that say the same as the segment",
+    "cross": "the share of the target's samples that say the same as the segment",
+    "outcome": "whether an answer that the target gets right by itself stays right when it goes on from the segment",
+}
+
+BAD = ("no sample of the target is equivalent to", "spoil the answer")
+"""What a risk counts, and what it counts of outcomes."""
+
 PARTS_NOTE = (
     "Changed: segments that are not the target's arg-max throughout, so that an exact mode does not keep them whole. "
     "After target, mixed, the prompt: who wrote what they follow. Greedy: the draft's greedy segments. A part "
@@ -207,10 +229,10 @@ PARTS_NOTE = (
 
 RISK_NOTE = (
     "Keep a segment that scores at least the threshold. Kept: share of drafted tokens. Observed: share of the kept "
-    "segments that no sample of the target is equivalent to (outcome labels: that spoil the answer). Bound: of that "
-    "share, with 95 % confidence, one-sided, over questions like these; not of another kind of question. Changed: the "
-    "same share of those that are not the target's arg-max throughout, which an exact mode would not keep by itself; "
-    "greedy: of the draft's greedy segments. The bound is not theirs. Risk 0 is an exact mode."
+    "segments that {bad}. Bound: of that share, with 95 % confidence, one-sided, over questions like these; not of "
+    "another kind of question. Changed: the same share of those, so many, that are not the target's arg-max "
+    "throughout, which an exact mode would not keep by itself; greedy: of the draft's greedy segments beside them. The "
+    "bound is not theirs. A risk is of one segment, and an answer may keep many. Risk 0 is an exact mode."
 )
 
 MEANINGS = (

@@ -7,6 +7,7 @@ bench/answers.py's.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from semspec.calibration.bench.answers import check_gold, is_correct
+from semspec.calibration.bench.records import Problem
 from semspec.calibration.collection import Cell, Collection
+from semspec.calibration.contexts import SLOTS
 from semspec.calibration.outcomes import FORMAT, Outcome, OutcomeRun, Outcomes, RollOut, WritingOutcomes
 from semspec.calibration.pair import Pair, open_pairs
 from semspec.calibration.records import Context, Sample
@@ -32,9 +35,29 @@ from semspec.runtime.records import Progress
 from semspec.runtime.stats import Ledger
 from semspec.runtime.stopping import StopWatch
 
-__all__ = ["find_outcomes", "go_on"]
+__all__ = ["check_answers", "find_outcomes", "go_on"]
 
 GAMMA = 4  # tokens drafted at once
+
+
+def check_answers(problems: Sequence[Problem], least: int) -> None:
+    """Raise CalibrationError where fewer than `least` of these questions have a known answer, where one cannot be read,
+    and where nobody can judge answers. Main thread only, as check_gold."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise CalibrationError(
+            "outcomes need math_verify, which judges answers; install it with: pip install 'semspec[bench]'"
+        )
+    known = [(problem.id, problem.answer) for problem in problems if problem.answer is not None]
+    if len(known) < least:
+        raise CalibrationError(
+            f"{len(known)} of {len(problems)} questions have a known answer, and outcomes need at least {least}; give "
+            "answers, or take another label"
+        )
+    for name, answer in known:
+        try:
+            check_gold(answer)
+        except CalibrationError as error:
+            raise CalibrationError(f"question {name!r}: {error}") from None
 
 
 def find_outcomes(
@@ -51,9 +74,10 @@ def find_outcomes(
     """Find, or go on finding, the outcomes of what `collection` holds, in the folder `out`; all else is only read.
 
     Contexts of questions without a known answer have none. max_tokens: of a roll-out; a longer answer is cut off and
-    right only by what it has put in a box. budget: minutes, by `clock`; a context that might not be ready in time, by
-    the longest so far, is not begun. threads: contexts that are worked on at once, each on a core, None for one a core.
-    The backend is the collection's. Main thread only, as is_correct.
+    right only by what it has put in a box. One context of every question comes first, of every slot by turns. budget:
+    minutes, by `clock`; a context that might not be ready in time, by the longest so far, is not begun. threads:
+    contexts that are worked on at once, each on a core, None for one a core. The backend is the collection's. Main
+    thread only, as is_correct.
 
     Raises CalibrationError: another bundle than was collected from, an answer that cannot be read, a damaged
     collection, an `out` that cannot be written; ConfigError: settings out of range, an `out` of something else; errors
@@ -84,7 +108,7 @@ def find_outcomes(
             allowed.end(began)
             return endings
 
-        missing = writing.outcomes.missing
+        missing = sorted(writing.outcomes.missing, key=_turn)
         n_ready = sum(1 for _ in collection.run.cells()) - len(collection.missing)
         n_done = n_ready - len(missing)
         with closing(share_out(pairs, [[cell] for cell in missing], roll_out_cell)) as finished:
@@ -96,6 +120,12 @@ def find_outcomes(
                 if on_progress is not None:
                     on_progress("rolling out", n_done, n_ready)
         return writing.outcomes
+
+
+def _turn(cell: Cell) -> int:
+    """Cut short, there is a context of many questions, rather than all of a few, for intervals are by question; and of
+    every slot as many, for a calibration is about all of them."""
+    return (SLOTS.index(cell.slot) - cell.question) % len(SLOTS)
 
 
 def _check_models(bundle: Bundle, collection: Collection) -> None:

@@ -5,6 +5,7 @@ Engines compute outside of Python's lock, so threads are enough. It knows neithe
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -15,6 +16,8 @@ from typing import TypeVar
 from semspec.runtime.errors import ConfigError
 
 __all__ = ["Budget", "share_out"]
+
+logger = logging.getLogger(__name__)
 
 Worker = TypeVar("Worker")
 Item = TypeVar("Item")
@@ -49,7 +52,7 @@ def share_out(
 
     The items of a group are done one after another by one worker, groups by whichever is free. A generator: close it to
     end early. Ended early or by an error in `do`, which is raised here, it waits until no worker is at anything, and
-    what was done but not taken is lost.
+    what was done but not taken is lost. Whoever ends it early, as by Ctrl-C, is told in the log what it waits for.
     """
     todo, over = deque(groups), threading.Event()
     done: SimpleQueue[tuple[Item, Result] | Future[None]] = SimpleQueue()
@@ -77,5 +80,8 @@ def share_out(
                     found.result()  # raises what `do` raised
                 else:
                     yield found
+        except (KeyboardInterrupt, GeneratorExit):
+            logger.warning("stopping: what is being worked on is finished first, which may take some seconds")
+            raise
         finally:
             over.set()

@@ -28,6 +28,11 @@ __all__ = [
 OVERSHOOT = 0.1
 """More than this above what exact scores would accept, the published rule accepts too much."""
 
+FEW_QUESTIONS = 20
+"""Fewer than these with a label of one kind, and ranking rests on few, whatever its interval says."""
+
+NOTHING = "-"
+
 SHUFFLED = "shuffled labels"
 """The control: the same learning from labels of other questions."""
 
@@ -52,6 +57,12 @@ def headline(found: Findings) -> list[str]:
         else "reads no hidden states"
     )
     said = [f"Shipped: {found.winner}, which {reads}; {quality}, on unseen questions.", found.why]
+    rarer, n = found.counts.rarer, found.counts.draft_rows
+    if rarer is not None and rarer.questions < FEW_QUESTIONS:
+        said.append(
+            f"Ranking rests on few: {rarer.rows} of {n} segments, in {rarer.questions} questions, "
+            f"have a label {rarer.label}; AUROC and its intervals are rough."
+        )
     if found.risks:
         best = max(found.risks, key=lambda line: line.coverage)
         said.append(
@@ -122,9 +133,9 @@ def risk_table(found: Findings) -> Table:
             percent(line.upper),
             f"{line.kept} ({line.kept_questions})",
             f"{line.mean_label:.3f}",
-            percent(line.changed),
-            percent(line.greedy_coverage),
-            percent(line.greedy),
+            _of_some(line.changed, line.kept_changed),
+            percent(line.greedy_coverage) if found.counts.greedy_rows else NOTHING,
+            percent(line.greedy) if line.greedy_coverage else NOTHING,
         )
         for line in found.risks
     )
@@ -136,11 +147,18 @@ def risk_table(found: Findings) -> Table:
         "bound",
         "segments (questions)",
         "mean label",
-        "changed",
+        "changed (segments)",
         "greedy kept",
         "greedy",
     )
     return Table(heads=heads, rows=tuple(rows))
+
+
+def _of_some(share: float, n: int | None) -> str:
+    """A share of n segments; of none it is nought, and says nothing."""
+    if n is None:
+        return percent(share)
+    return f"{percent(share)} ({n})" if n else NOTHING
 
 
 def refusals(found: Findings) -> list[str]:

@@ -187,6 +187,7 @@ def _line(risk: float, passed: _Tried, judged: Judged, greedy: Judged) -> RiskLi
         kept_questions=passed.questions,
         mean_label=float(judged.labels[kept].mean()),
         changed=_share(judged.bad, changed),
+        kept_changed=int(changed.sum()),
         greedy_coverage=float(greedy.tokens[kept_greedy].sum() / max(1, greedy.tokens.sum())),
         greedy=_share(greedy.bad, kept_greedy),
     )

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semspec.runtime.errors import ConfigError
+from semspec.runtime.pooled import Pooled
 from semspec.runtime.records import Floats, Forward
 from semspec.runtime.rows import Rows
 
@@ -75,7 +76,7 @@ class ScriptedModel:
         *,
         rows: Sequence[int] = (-1,),
         pool: Floats | None = None,
-        pooled: Floats | None = None,
+        pooled: Pooled | Floats | None = None,
         hidden: Sequence[int] = (),
     ) -> Forward:
         if not 1 <= len(ids) <= self.max_context - self.length:
@@ -92,8 +93,9 @@ class ScriptedModel:
         logits = np.array([self.law(contexts[row]) for row in wanted], np.float32).reshape(-1, vocab_size)
         total = None if pool is None else np.einsum("s,ske->ke", pool, states).astype(np.float32)
         if total is not None and pooled is not None:
-            total += pooled
-        found = Forward(rows=Rows(logits), pooled=total, hidden={k: states[:, k].copy() for k in hidden})
+            total += pooled.values if isinstance(pooled, Pooled) else pooled
+        sums = None if total is None else Pooled(total)
+        found = Forward(rows=Rows(logits), states=sums, hidden={k: states[:, k].copy() for k in hidden})
         self._spoil()
         self._lent = [logits, *found.hidden.values(), *([] if total is None else [total])]
         return found

@@ -20,11 +20,13 @@ PLAIN = "autoregressive"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A question and, where it is known, its answer."""
+    """A question and, where it is known, its answer. kind: of questions that are made alike, such as those of one
+    template: who saw one has seen something of the others."""
 
     id: str
     question: str
     answer: str | None = None
+    kind: str | None = None
 
 
 class Control(Protocol):

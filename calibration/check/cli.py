@@ -18,9 +18,11 @@ QUESTIONS = 45  # of three contexts with eight drawn segments: more than a thous
 @click.option(
     "--contexts",
     type=click.Path(path_type=Path),
-    help="JSONL: id, question, answer.  [default: built-in problems]",
+    help="Questions, a JSON object a line: id, question, answer.  [default: built-in problems]",
 )
-@click.option("--questions", type=click.IntRange(min=2), default=QUESTIONS, show_default=True)
+@click.option(
+    "--questions", type=click.IntRange(min=2), default=QUESTIONS, show_default=True, help="How many to ask."
+)
 @click.option(
     "--skip",
     type=click.IntRange(min=0),

@@ -24,10 +24,16 @@ MINUTES = 5.0
 
 
 @click.command(short_help="Fetch a small open pair, export, calibrate, and answer a question.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo-bundle"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("demo-bundle"),
+    show_default=True,
+    help="Folder of the bundle; one that is there is used as it is.",
+)
 @click.option("--recipe", default=DEMO_RECIPE, show_default=True, help="The pair to show.")
 @click.option("--question", default=DEMO_QUESTION, help="What to ask.")
-@click.option("--max-tokens", type=int, default=400, show_default=True)
+@click.option("--max-tokens", type=int, default=400, show_default=True, help="Longest answer in tokens.")
 @click.option("--calibrate/--no-calibrate", default=True, help="Whether to answer by meaning as well.")
 @click.option(
     "--minutes",

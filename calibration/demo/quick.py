@@ -86,9 +86,12 @@ def choose_mode(found: ProbeSet, wanted: float = WANTED) -> Shown:
             "where the probes find the target at least as likely to say it as the draft, and promises nothing",
         )
     point = fitting[-1] if fitting else found.risks[0]
+    bad = (
+        "spoiled the answer" if found.risk_of == "answer" else "had no equivalent among the target's samples"
+    )
     said = (
-        f"risk {point.risk:.0%}: of the segments kept on unseen questions {point.observed:.0%} had no equivalent among "
-        f"the target's samples, at most {point.upper:.0%} with 95 % confidence"
+        f"risk {point.risk:.0%}: of the segments kept on unseen questions {point.observed:.0%} {bad}, "
+        f"at most {point.upper:.0%} with 95 % confidence"
     )
     if not fitting:
         said = f"a risk of {wanted:.0%} cannot be vouched for, shown is the least that can be: {said}"

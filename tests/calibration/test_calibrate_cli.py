@@ -38,8 +38,9 @@ def test_a_bundle_is_calibrated_and_told(short_pair: Path, questions: Path, tmp_
             if line.startswith(b"collecting:") and int(line.split()[1]) > 5:
                 process.send_signal(signal.SIGINT)
                 break
-        status = commands.finish(process).status
-    assert status == 130 and tiny_pairs.tree(tmp_path / "bundle") == tiny_pairs.tree(short_pair)
+        stopped = commands.finish(process)
+    assert "stopping: what is being worked on is finished first" in stopped.err
+    assert stopped.status == 130 and tiny_pairs.tree(tmp_path / "bundle") == tiny_pairs.tree(short_pair)
     kept = {
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "bundle.calibration/samples").glob("*.safetensors")

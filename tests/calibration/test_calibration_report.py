@@ -23,6 +23,7 @@ from semspec.calibration.findings import (
     Histogram,
     LayerGain,
     LengthBin,
+    Rarer,
     RatioFinding,
     Refusal,
     RiskLine,
@@ -180,6 +181,56 @@ def test_tables_show_intervals_the_base_and_the_control() -> None:
     assert "A risk of 0.01 needs 900." in text and text.isascii()
     table = text[text.index("Predictors") :].splitlines()[1:5]
     assert len({line.index(" [") for line in table[1:]}) == 1, "columns stand below each other"
+
+
+def test_outcomes_are_told_as_what_they_are(tmp_path: Path) -> None:
+    """Greedy segments, whether they spoil an answer, and how many nobody went on from: not drawn ones, nor what samples
+    say; and nothing of greedy ones beside them, of which there are none."""
+    counts = replace(findings().counts, draft_rows=60, greedy_rows=0, unlabelled=90)
+    line = replace(risk(0.1), greedy_coverage=0.0, greedy=0.0)
+    text = Page(written(tmp_path, findings(label="outcome", counts=counts, risks=(line,)))).text
+    assert "60 greedy segments of the draft; the target went on" in text and "20 % of them spoil" in text
+    assert (
+        "90 more greedy segments have no outcome" in text and "segments that spoil the answer. Bound" in text
+    )
+    assert "whether an answer that the target gets right by itself stays right" in text
+    for wrong in (
+        "60 drawn",
+        "drawn and not greedy",
+        "no sample of the target",
+        "at least 0.5",
+        "equivalence numbers",
+    ):
+        assert wrong not in text, wrong
+    assert risk_table(findings(counts=counts, risks=(line,))).rows[0][-2:] == ("-", "-")
+
+
+@pytest.mark.parametrize("label", ["own", "own-loo", "joint", "cross"])
+def test_labels_are_told_as_what_they_are(tmp_path: Path, label: str) -> None:
+    """Whose samples are counted differs; what a risk counts does not."""
+    text = Page(written(tmp_path, findings(label=label))).text
+    whose = {"cross": "share of the target's samples", "joint": "mean of both models' shares"}
+    assert f"The label is the {whose.get(label, 'share of the draft')}" in text
+    assert "3500 drawn" in text and "no sample of the target is equivalent to. Bound" in text
+
+
+def test_a_share_of_none_is_not_nought() -> None:
+    """Where no segment is kept that an exact mode would not keep, none of these is bad, and nothing was shown."""
+    lines = [replace(risk(0.1), changed=0.0, kept_changed=0), replace(risk(0.2), kept_changed=34), risk(0.3)]
+    assert [row[7] for row in risk_table(findings(risks=tuple(lines))).rows] == ["-", "40 % (34)", "60 %"]
+
+
+def test_a_ranking_that_rests_on_few_says_so(tmp_path: Path) -> None:
+    """Beside the shipped predictor; where both kinds of label are common, nothing is said."""
+    for n, told in ((7, True), (20, False)):
+        rarer = Rarer(label="below 0.5", rows=9, questions=n)
+        found = findings(counts=replace(findings().counts, rarer=rarer))
+        assert (
+            "Ranking rests on few: 9 of 3500 segments, in 7 questions" in "\n".join(headline(found))
+        ) is told
+        assert ("Ranking rests on few" in written(tmp_path, found)) is told
+        calibration = Calibration(format=1, findings=found, origin=ORIGIN)
+        assert read_typed(Calibration, json.loads(calibration.to_json()), "calibration") == calibration
 
 
 def test_few_questions_are_called_few(tmp_path: Path) -> None:

@@ -254,6 +254,12 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(
         ((), {}, CalibrationError, "no questions"),
         ((PROBLEMS[0], PROBLEMS[0]), {}, CalibrationError, "two questions have the id 'sum'"),
         (
+            (PROBLEMS[0], replace(PROBLEMS[0], id="again", question=f" {PROBLEMS[0].question}")),
+            {},
+            CalibrationError,
+            "questions 'sum' and 'again' ask the same",
+        ),
+        (
             (Problem(id="long", question="7" * 250),),
             {},
             CalibrationError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from semspec.calibration.cli import calibrate as command
 from semspec.calibration.collection import CollectSettings
 from semspec.calibration.comparison import compare_tables, format_comparison, read_compared
 from semspec.calibration.learn import LearnSettings
+from semspec.calibration.outcomes import MISSING_OUTCOMES
 from semspec.calibration.probe_folder import read_calibration
 from semspec.calibration.relations import Relation
 from semspec.calibration.tables import ranged
@@ -68,6 +70,53 @@ def test_boundaries_stand_beside_each_other(made: dict[str, Path]) -> None:
     ]
 
 
+def edited(folder: Path, place: Path, origin: dict[str, Any], **findings: Any) -> Path:
+    """A copy at `place` whose calibration.json says something else."""
+    shutil.copytree(folder, place)
+    found = read_calibration(folder)
+    changed = replace(found, findings=replace(found.findings, **findings), origin={**found.origin, **origin})
+    (place / "calibration.json").write_text(changed.to_json(), encoding="utf-8")
+    return place
+
+
+def test_bundles_are_told_apart_by_their_path(made: dict[str, Path], tmp_path: Path) -> None:
+    """Probes of every bundle lie in a folder `1`."""
+    folders = [shutil.copytree(made[name], tmp_path / name / "1") for name in ("six", "three")]
+    assert [one.name for one in read_compared([made["six"], made["three"]])] == ["six", "three"]
+    assert [one.name for one in read_compared(folders)] == [str(folder) for folder in folders]
+    assert str(folders[0]) in format_comparison(read_compared(folders))
+
+
+def test_what_no_table_shows_is_said(made: dict[str, Path], tmp_path: Path) -> None:
+    """One that was cut short is of other questions than the rest, though the same were asked for; one that was learned
+    in another way may ship another predictor for it; and a table without risks is left out."""
+    said = format_comparison(read_compared([made["six"], made["three"]]))
+    assert "cut short" not in said and "other settings" not in said
+    cut = {"contexts not collected": 4, "outcomes": {MISSING_OUTCOMES: 3}, "learning": {}}
+    short = edited(made["three"], tmp_path / "short", cut, risks=())
+    first = edited(made["six"], tmp_path / "first", {}, risks=())
+    *_, one, two, three = format_comparison(read_compared([first, short])).split("\n\n")
+    assert one == "short was cut short: 7 contexts less, and so perhaps other questions."
+    assert two.startswith("short was learned with other settings than first")
+    assert three == "No risk that was asked for can be vouched for by any of them."
+
+
+@pytest.mark.parametrize(
+    ("label", "head"), [("outcome", "spoiled"), ("cross", "none alike"), ("own", "label 0")]
+)
+def test_a_label_of_nought_is_called_what_it_is(
+    made: dict[str, Path], tmp_path: Path, label: str, head: str
+) -> None:
+    """That no sample is alike is not what an outcome says."""
+    folders = [
+        edited(made[name], tmp_path / name, {"label": label}, label=label, zero_labels=0.125)
+        for name in ("six", "three")
+    ]
+    table = compare_tables(read_compared(folders))["Segments of the draft"]
+    place = table.heads.index(head)
+    assert [row[place] for row in table.rows] == ["12.5 %"] * 2
+
+
 def test_the_command_prints_it(made: dict[str, Path]) -> None:
     """One command over what others left; it opens no bundle and no engine."""
     done = CliRunner().invoke(command, ["compare", str(made["six"]), str(made["three"])])
@@ -77,11 +126,13 @@ def test_the_command_prints_it(made: dict[str, Path]) -> None:
 
 def test_what_differs_in_more_is_not_compared(made: dict[str, Path], tmp_path: Path) -> None:
     """Other questions would pass for another boundary's doing."""
-    with pytest.raises(ConfigError, match=r"three differ in questions_sha256, so neither is better"):
+    with pytest.raises(ConfigError, match=r"three differ in questions, so neither is better"):
         read_compared([made["three"], made["fewer"]])
     with pytest.raises(ConfigError, match="at least two folders are compared, got 1"):
         read_compared([made["six"]])
-    with pytest.raises(CalibrationError, match=r"calibration\.json cannot be read"):
+    with pytest.raises(
+        CalibrationError, match=r"has no calibration\.json: it is no folder that semspec calibrate made"
+    ):
         read_compared([made["six"], tmp_path])
     other = shutil.copytree(made["three"], tmp_path / "nli")
     calibration = read_calibration(other)

@@ -56,6 +56,15 @@ def test_rows_are_the_samples_in_their_order(world: ToyWorld, contexts: toy_data
     assert (dataset.measured == dataset.draft.drawn).all()
 
 
+def test_questions_of_a_kind_are_told(world: ToyWorld, contexts: toy_dataset.Described) -> None:
+    """One without a kind is like none, also where a kind has its very name; ids of others change nothing."""
+    first, second, third = dict.fromkeys(context.question for context, _ in contexts)
+    assert built(world, contexts, "cross").kinds.tolist() == [0, 1, 2]
+    kinds = {first: "garden", third: "garden", "of another collection": "tank"}
+    assert built(world, contexts, "cross", kinds=kinds).kinds.tolist() == [0, 1, 0]
+    assert built(world, contexts, "cross", kinds={first: second}).kinds.tolist() == [0, 1, 2]
+
+
 def test_equal_segments_of_one_context_are_told(world: ToyWorld, contexts: toy_dataset.Described) -> None:
     """They are one row to learn from; those of two contexts are not."""
     rows = built(world, contexts, "cross").draft

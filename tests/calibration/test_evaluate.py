@@ -81,6 +81,7 @@ def test_bins_and_curves_cover_every_row_once() -> None:
     bins = lengths_of(shares, labels, tokens)
     assert sum(one.rows for one in bins) == 10
     assert all(one.low <= one.high for one in bins)
-    points = curve_of("all", shares, labels, tokens, steps=2).points
-    assert points[0].zero == 0 and points[0].coverage == sum(range(15, 20)) / sum(range(10, 20))
-    assert points[1].coverage == 1 and points[1].label == 0.5
+    bad = np.arange(10) == 9  # by what a risk counts, not by labels
+    points = curve_of("all", shares, bad, labels, tokens, steps=2).points
+    assert points[0].zero == 0.2 and points[0].coverage == sum(range(15, 20)) / sum(range(10, 20))
+    assert (points[1].coverage, points[1].label, points[1].zero) == (1, 0.5, 0.1)

@@ -23,6 +23,18 @@ def test_questions_are_dealt_whole_and_evenly() -> None:
     assert (deal_folds(QUESTIONS, 4, seed=1).of != folds.of).any()
 
 
+def test_kinds_of_questions_are_dealt_whole() -> None:
+    """Twelve questions of four templates: who learned from one knows the wording of the other two."""
+    kinds = QUESTIONS % 4
+    folds = deal_folds(QUESTIONS, 3, seed=0, kinds=kinds)
+    for kind in range(4):
+        assert len(set(folds.of[kinds == kind].tolist())) == 1
+    assert sorted(np.bincount(folds.of).tolist()) == [9, 9, 18]
+    assert (deal_folds(QUESTIONS, 3, seed=0, kinds=QUESTIONS).of == deal_folds(QUESTIONS, 3, seed=0).of).all()
+    with pytest.raises(CalibrationError, match=r"questions of 2 kinds are too few .* at least 3"):
+        deal_folds(QUESTIONS, 3, seed=0, kinds=QUESTIONS % 2)
+
+
 def test_too_few_questions_or_folds_are_refused() -> None:
     """With the number that would do."""
     with pytest.raises(CalibrationError, match=r"12 questions with labels are too few.*at least 14"):

@@ -104,12 +104,14 @@ def test_interrupted_after_every_step_it_ends_with_the_same_bytes(
 def test_a_budget_stops_in_time_and_a_growing_collection_is_followed(
     whole: Outcomes, collection: Collection, short_pair: Path, tmp_path: Path
 ) -> None:
-    """By a clock on which a context takes a minute, and the look before it another, two fit into five and a half; what
-    was not collected yet is not missing."""
+    """By a clock on which a context takes a minute, and the look before it another, two fit into five and a half, of
+    two questions and slots; what was not collected yet is not missing."""
     now = iter(range(0, 10**6, 60))
     part = run(short_pair, collection, tmp_path / "out", budget=5.5, clock=lambda: float(next(now)))
     n = len(list(collection.run.cells()))
     assert len(part.missing) == n - 2
+    found = {path.name for path in part.folder.glob("0*.json")}
+    assert found == {"00000-prompt.json", "00001-target.json"}
     growing = collect(short_pair, PROBLEMS, tmp_path / "growing", SETTINGS, threads=1)
     for slot in ("target", "mixed"):
         (growing.folder / f"00002-{slot}.safetensors").unlink()

@@ -95,8 +95,10 @@ def test_answers_are_those_of_the_question_as_it_is_written() -> None:
 
 
 def test_no_two_are_alike_and_a_list_only_grows() -> None:
-    """Folds are made of questions: the same numbers under another name would be in both parts of a split."""
+    """Folds are made of kinds: a template or its numbers under another name would be in both parts."""
     problems = generate_problems(600)
+    assert {problem.kind for problem in problems} == KINDS.keys()
+    assert all(problem.id.split("-")[0] == problem.kind for problem in problems)
     assert len({problem.id for problem in problems}) == 600
     keys = {(problem.id.split("-")[0], *re.findall(r"\d+", problem.question)) for problem in problems}
     assert len(keys) == 600

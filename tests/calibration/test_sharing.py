@@ -45,8 +45,8 @@ def test_an_error_is_raised_here_and_ends_the_work() -> None:
     assert threading.active_count() == before
 
 
-def test_who_stops_taking_ends_the_work() -> None:
-    """A budget or Ctrl-C: nobody goes on in the background."""
+def test_who_stops_taking_ends_the_work(caplog: pytest.LogCaptureFixture) -> None:
+    """A budget or Ctrl-C: nobody goes on in the background, and who waits is told why, once."""
     done, before = [], threading.active_count()
     with closing(
         share_out("a", [[item] for item in range(10_000)], lambda _, item: done.append(sleep(0.001)))
@@ -54,3 +54,13 @@ def test_who_stops_taking_ends_the_work() -> None:
         next(found)
     n = len(done)
     assert n < 10_000 and threading.active_count() == before
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["stopping"]
+
+
+def test_work_that_is_done_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is said where there is nothing to wait for, or an error says it."""
+    with closing(share_out("ab", GROUPS, lambda _, item: item)) as found:
+        assert len(list(found)) == 39
+    with pytest.raises(ZeroDivisionError):
+        list(share_out("ab", [[0]], lambda _, item: 1 // item))
+    assert not caplog.records

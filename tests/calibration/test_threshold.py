@@ -94,6 +94,7 @@ def test_a_line_tells_what_is_kept() -> None:
         kept = rows.scores >= line.threshold
         assert line.kept == kept.sum() and line.coverage == line.greedy_coverage == kept.mean()
         assert line.observed == line.changed == line.greedy == rows.bad[kept].mean()
+        assert line.kept_changed == (kept & rows.changed).sum()
         assert line.observed < line.upper <= line.risk
     assert lines[0].threshold >= lines[1].threshold
 

@@ -71,6 +71,13 @@ def test_the_risk_that_is_shown_can_be_vouched_for(
     assert found.spec == SpecConfig(mode="combined", risk=shown) and words in found.says
 
 
+def test_a_risk_of_outcomes_is_told_as_one() -> None:
+    """Probes that were learned from answers that stay right say nothing of equivalents."""
+    found = choose_mode(replace(probes(0.3), risk_of="answer"))
+    assert "15% spoiled the answer, at most 27% with 95 % confidence" in found.says
+    assert "had no equivalent among the target's samples, at most" in choose_mode(probes(0.3)).says
+
+
 def test_without_a_risk_nothing_is_promised() -> None:
     """And no mode that needs a threshold is asked for."""
     found = choose_mode(probes())
