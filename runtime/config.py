@@ -221,8 +221,9 @@ class SpecConfig:
     """True: a kept segment is followed by a token of the target's own, which begins the next one; of several segments
     in one round the last, where all are kept."""
 
-    exact_inside: bool = True
-    """True: what the target writes itself is drafted token by token and judged by the exact rule. False: plainly."""
+    exact_inside: bool | None = None
+    """True: what the target writes itself is drafted token by token and judged by the exact rule. False: plainly. None:
+    True, but for `judged`."""
 
     thinking: str | None = None
     """What the end of a reasoning model's thoughts changes. `exact`: the target writes what follows. `discard`: and a
@@ -232,7 +233,8 @@ class SpecConfig:
     """When a segment's draft stops before its end, to be judged by the exact rule alone. `confidence`: with a token,
     not the segment's first, of which the draft was unsure: the likeliest one had a chance below `min_confidence`.
     `acceptance`: the sooner, the less of the latest ones was kept. `off`: never. It sets the number of segments too
-    (`max_segments`). None: `confidence` for `combined`, whose unsure drafts cost more than they give, else `off`."""
+    (`max_segments`). None: `confidence` for `combined`, whose unsure drafts cost more than they give, else `off`; a
+    judge of `judged` is then shown what else cuts drafts short too, such as max_tokens."""
 
     min_confidence: float = 0.65
     """Of adaptive `confidence`. More: shorter drafts, and fewer lossy tokens; 0: whole ones. The default was chosen on
@@ -277,6 +279,11 @@ class SpecConfig:
         return self.adaptive or ("confidence" if self.mode == "combined" else "off")
 
     @property
+    def inside(self) -> bool:
+        """`exact_inside`, where it is left out too."""
+        return self.mode != "judged" if self.exact_inside is None else self.exact_inside
+
+    @property
     def semantic(self) -> bool:
         """Whether probes judge segments: a semantic mode with a risk above 0."""
         return self.mode in SEMANTIC and self.risk != 0
@@ -285,10 +292,13 @@ class SpecConfig:
         """Refuse settings that nothing would look at."""
         changed = {one.name for one in fields(self) if getattr(self, one.name) != one.default}
         if self.mode not in SEMANTIC:
-            if unused := sorted(changed - EXACT_SETTINGS):
+            allowed = EXACT_SETTINGS | (DRAFTED_SEGMENTS if self.mode == "judged" else set())
+            if unused := sorted(changed - allowed):
                 raise ConfigError(
                     f"{unused[0]} belongs to the modes semantic and combined, not to {self.mode!r}; leave it out"
                 )
+            if "min_confidence" in changed and self.pacing != "confidence":
+                raise ConfigError(f"min_confidence is not used by adaptive {self.pacing!r}; leave it out")
             return
         by_ratio = self.preset in RATIO_PRESETS
         unused = [] if by_ratio else ["ratio_floor", "greedy_accept"]
@@ -308,7 +318,9 @@ class SpecConfig:
 RATIO_PRESETS = ("paper", "strict")
 SEMANTIC = ("semantic", "combined")
 EXACT_SETTINGS = frozenset({"mode", "draft", "num_draft_tokens", "block"})
-NULLABLE = frozenset({"greedy_accept", "keep_prefix"})
+DRAFTED_SEGMENTS = frozenset({"adaptive", "min_confidence", "exact_inside"})
+"""Settings of whoever judges segments; of `judged` only where its judge does (requests.py)."""
+NULLABLE = frozenset({"exact_inside", "greedy_accept", "keep_prefix"})
 CHOICES: Mapping[str, tuple[str | None, ...]] = {
     "mode": MODES,
     "draft": DRAFTS,

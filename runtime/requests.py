@@ -78,8 +78,7 @@ class Requests:
         watch = StopWatch(params, self._tokenizer.eos_ids, self._tokenizer.stream(ids))
         judging = None
         if judge is not None:
-            rng = decision_rng(params.seed, ids)
-            judging = Judging(judge=judge, segmenter=self._segmenter(watch.stop_ids), rng=rng)
+            judging = self._judging_from_outside(spec, judge, params, ids, watch.stop_ids)
         elif spec.semantic:
             judging = self._judging(spec, params, ids, watch.stop_ids)
         return Request(
@@ -105,6 +104,26 @@ class Requests:
     def _segmenter(self, stop_ids: Collection[int]) -> Segmenter:
         return Segmenter(self._bundle.manifest.boundary, self._tokenizer.token_bytes, stop_ids)
 
+    def _judging_from_outside(
+        self,
+        spec: SpecConfig,
+        judge: Judge,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        stop_ids: frozenset[int],
+    ) -> Judging:
+        """Raises ConfigError for settings of segments where the judge takes none."""
+        given = [name for name in ("adaptive", "exact_inside") if getattr(spec, name) is not None]
+        if given and not judge.segments:
+            raise ConfigError(f"{given[0]} is of segments, and judge {judge.name!r} takes none; leave it out")
+        return Judging(
+            judge=judge,
+            segmenter=self._segmenter(stop_ids),
+            rng=decision_rng(params.seed, prompt),
+            whole_only=spec.adaptive is not None,
+            exact_inside=spec.inside,
+        )
+
     def _judging(
         self, spec: SpecConfig, params: SamplingParams, prompt: Sequence[int], stop_ids: frozenset[int]
     ) -> Judging:
@@ -125,7 +144,7 @@ class Requests:
             segmenter=self._segmenter(stop_ids if closing is None else stop_ids | {closing}),
             rng=decision_rng(params.seed, prompt),
             whole_only=True,
-            exact_inside=spec.exact_inside,
+            exact_inside=spec.inside,
             closing=closing,
             few_rows=judge.few_rows,
             bonus=spec.bonus,

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from semspec.calibration.bench.duels import Duel
+from semspec.calibration.bench.estimates import Estimate
 from semspec.calibration.bench.records import PLAIN
-from semspec.calibration.bench.summary import Estimate, ModeRow, Table
+from semspec.calibration.bench.summary import ModeRow, Table
 
-__all__ = ["Column", "format_table", "list_notes", "select_columns"]
+__all__ = ["Column", "format_table", "list_duels", "list_notes", "select_columns"]
 
 NOTHING = "-"  # not measured, or nothing to divide by
 MANY_CUT = 0.1  # share of answers; accuracy is then also a matter of the limit
@@ -51,7 +53,33 @@ def format_table(table: Table) -> str:
         for line in lines
     ]
     text.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*text, "", *list_notes(table)])
+    return "\n".join([*text, "", *list_notes(table), *([""] if table.duels else []), *list_duels(table)])
+
+
+def list_duels(table: Table) -> list[str]:
+    """What each semantic mode is worth beside what it has to beat, a line for each rival."""
+    return [f"{duel.mode} against {duel.rival}: {_duel(duel)}" for duel in table.duels]
+
+
+def _duel(duel: Duel) -> str:
+    words = [f"speed {_estimate(duel.speed, 2)}"]
+    if duel.gain is not None:
+        words += [
+            f"right answers {_estimate(duel.gain, 0, 100)} points more (of {duel.n_problems} problems {duel.only_mode} "
+            f"better, {duel.only_rival} worse)",
+            f"lossy tokens {100 * duel.lossy:.0f} % against {100 * duel.rival_lossy:.0f} %",
+        ]
+    if duel.to_decide is not None and duel.to_decide > duel.n_problems:
+        words.append(
+            f"a difference this large would take some {_rounded(duel.to_decide)} problems to be seen"
+        )
+    return "; ".join(words)
+
+
+def _rounded(number: int) -> int:
+    """Two figures of a rough number."""
+    unit = int(f"1{'0' * (len(str(number)) - 2)}") if number > 99 else 1
+    return -(-number // unit) * unit
 
 
 def list_notes(table: Table) -> list[str]:

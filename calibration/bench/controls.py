@@ -6,7 +6,9 @@
     topk:2:4        drafts of 4 tokens: each is kept while it is among the target's 2 likeliest
     draft-alone     the draft model answers by itself
     combined-random:0.3, combined-logprob:-0.5
-                    the exact rule first; where it stops early, as random and logprob say: `combined` without probes
+                    the exact rule first; where it stops early, as random and logprob say: drafted as in `combined`
+    combined-whole-random:0.3, combined-whole-logprob:-0.5
+                    the same without stopping where the draft is unsure: as in `combined-whole`
 
 Segments are those of the bundle's boundary. One that is not kept is thrown away, its first tokens too, and the target
 writes one in its place: as published, and the same for all of these rules but the combined ones, so that they can be
@@ -20,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,13 +107,15 @@ class ByLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterExact:
-    """Asks the exact rule first, and `rule` where that stops early: the judge of mode `combined` with another rule."""
+    """Asks the exact rule first, and `rule` where that stops early: the judge of mode `combined` with another rule.
+    kind: how drafts end, a key of AFTER_EXACT."""
 
     rule: AtRandom | ByLogprob
+    kind: str = "combined"
 
     @property
     def name(self) -> str:
-        return f"combined-{self.rule.name}"
+        return f"{self.kind}-{self.rule.name}"
 
     def prepare(self, tokenizer: Tokenizer) -> Judge:
         return CombinedJudge(rule=self.rule, name=self.name)
@@ -275,12 +280,12 @@ def parse_control(name: str) -> Mode | None:
         ) from None
 
 
-def _random(rate: str) -> Mode:
-    return _judged(AtRandom(rate=_within(rate, 0, 1)))
+def _random(rate: str) -> AtRandom:
+    return AtRandom(rate=_within(rate, 0, 1))
 
 
-def _logprob(least: str) -> Mode:
-    return _judged(ByLogprob(least=_within(least, -math.inf, 0)))
+def _logprob(least: str) -> ByLogprob:
+    return ByLogprob(least=_within(least, -math.inf, 0))
 
 
 def _specreason(least: str = "7") -> Mode:
@@ -300,15 +305,20 @@ def _draft_alone() -> Mode:
     return Mode(name="draft-alone", exact=False, spec=SpecConfig(mode="draft-alone", draft="model"))
 
 
-def _combined_random(rate: str) -> Mode:
-    return _judged(AfterExact(rule=AtRandom(rate=_within(rate, 0, 1))))
+def _after_exact_random(kind: str, rate: str) -> Mode:
+    return _after_exact(kind, _random(rate))
 
 
-def _combined_logprob(least: str) -> Mode:
-    return _judged(AfterExact(rule=ByLogprob(least=_within(least, -math.inf, 0))))
+def _after_exact_logprob(kind: str, least: str) -> Mode:
+    return _after_exact(kind, _logprob(least))
 
 
-def _judged(rule: AtRandom | ByLogprob | AfterExact) -> Mode:
+def _after_exact(kind: str, rule: AtRandom | ByLogprob) -> Mode:
+    control = AfterExact(rule=rule, kind=kind)
+    return Mode(name=control.name, exact=False, spec=AFTER_EXACT[kind], control=control)
+
+
+def _judged(rule: AtRandom | ByLogprob) -> Mode:
     return Mode(name=rule.name, exact=False, spec=SEGMENTS, control=rule)
 
 
@@ -340,11 +350,17 @@ def _mean_logprob(review: Review) -> float:
 
 
 SEGMENTS = SpecConfig(mode="judged", draft="model")
+AFTER_EXACT: Mapping[str, SpecConfig] = {
+    "combined": SpecConfig(mode="judged", draft="model", adaptive="confidence", exact_inside=True),
+    "combined-whole": SpecConfig(mode="judged", draft="model", adaptive="off", exact_inside=True),
+}
+"""How drafts end and who writes the rest, by the semantic mode that it is the same as."""
+
 CONTROLS: Mapping[str, Callable[..., Mode]] = {
-    "random": _random,
-    "logprob": _logprob,
-    "combined-random": _combined_random,
-    "combined-logprob": _combined_logprob,
+    "random": lambda rate: _judged(_random(rate)),
+    "logprob": lambda least: _judged(_logprob(least)),
+    **{f"{kind}-random": partial(_after_exact_random, kind) for kind in AFTER_EXACT},
+    **{f"{kind}-logprob": partial(_after_exact_logprob, kind) for kind in AFTER_EXACT},
     "topk": _topk,
     "specreason": _specreason,
     "draft-alone": _draft_alone,

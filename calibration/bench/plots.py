@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from semspec.calibration.bench.estimates import Estimate
 from semspec.calibration.bench.records import PLAIN, Result
-from semspec.calibration.bench.summary import Estimate, ModeRow
+from semspec.calibration.bench.summary import ModeRow
 from semspec.calibration.drawing import (
     COLOURS,
     MARKERS,

@@ -12,11 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from semspec.calibration.bench.columns import list_notes, select_columns
+from semspec.calibration.bench.columns import list_duels, list_notes, select_columns
 from semspec.calibration.bench.divergences import Divergence
+from semspec.calibration.bench.estimates import Estimate
 from semspec.calibration.bench.plots import draw_accuracy, draw_drafts, draw_phases, draw_speed
 from semspec.calibration.bench.records import PLAIN, Result
-from semspec.calibration.bench.summary import Estimate, ModeRow, Table
+from semspec.calibration.bench.summary import ModeRow, Table
 from semspec.calibration.page import facts, figure, head, split_interval, write_page
 
 __all__ = ["write_report"]
@@ -52,6 +53,7 @@ def _page(
     yield f"<p class='finding'>{escape(_finding(table))}</p>"
     yield from _table(table)
     yield from (f"<p class='note'>{escape(note)}</p>" for note in list_notes(table))
+    yield from _duels(table)
     yield from _plots(results, table)
     yield from _divergences(table, divergences)
     yield "<h2>What was measured, on what</h2>"
@@ -116,6 +118,16 @@ def _table(table: Table) -> Iterator[str]:
         cells = [(column.cell(row), " class='words'" if column.words else "") for column in columns]
         yield "<tr>" + "".join(f"<td{look}>{split_interval(cell)}</td>" for cell, look in cells) + "</tr>"
     yield "</tbody></table></div>"
+
+
+def _duels(table: Table) -> Iterator[str]:
+    if table.duels:
+        yield "<h2>Semantic modes against what they have to beat</h2><ul>"
+        yield from (f"<li>{escape(line)}</li>" for line in list_duels(table))
+        yield (
+            "</ul><p class='note'>On the same problems, with 95 % intervals. Right answers compare fairly only at "
+            "about equal shares of lossy tokens. To be seen: an 80 % chance that the interval excludes 0.</p>"
+        )
 
 
 def _plots(results: Sequence[Result], table: Table) -> Iterator[str]:

@@ -6,32 +6,17 @@ more seeds or repeats of it are not more questions. Same results, same table: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from semspec.calibration.bench.cost_model import Costs, measure_costs, predict_speed
+from semspec.calibration.bench.duels import Duel, set_duels
+from semspec.calibration.bench.estimates import Estimate, by_problem, estimate, paired, right, speed
 from semspec.calibration.bench.records import PLAIN, Mode, Result
 
-__all__ = ["Estimate", "ModeRow", "Table", "first_difference", "summarize"]
-
-
-N_RESAMPLES = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number and its 95 % percentile bootstrap interval over problems.
-
-    Too narrow where problems are few (below about 20), and no interval at all where they all agree (one problem,
-    every answer right): low = high = value then.
-    """
-
-    value: float
-    low: float
-    high: float
+__all__ = ["ModeRow", "Table", "first_difference", "summarize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +65,7 @@ class ModeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A row for each mode, in the order asked for. greedy: temperature was 0.
+    """A row for each mode, in the order asked for. greedy: temperature was 0. duels: of the semantic modes.
 
     peak_mib: most memory our process held, in MiB, all models of the bundle that any mode needs; peers have their own.
     """
@@ -88,6 +73,7 @@ class Table:
     rows: tuple[ModeRow, ...]
     greedy: bool
     peak_mib: float
+    duels: tuple[Duel, ...] = ()
 
 
 def summarize(results: Sequence[Result], modes: Sequence[Mode], *, greedy: bool) -> Table:
@@ -97,7 +83,7 @@ def summarize(results: Sequence[Result], modes: Sequence[Mode], *, greedy: bool)
     rows = tuple(_row(mode, by_mode[mode.name], plain, costs, greedy=greedy) for mode in modes)
     peers = {mode.name for mode in modes if mode.peer}
     ours = [result.peak_mib for result in results if result.cell.mode not in peers]
-    return Table(rows=rows, greedy=greedy, peak_mib=max(ours, default=0.0))
+    return Table(rows=rows, greedy=greedy, peak_mib=max(ours, default=0.0), duels=set_duels(by_mode, modes))
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
@@ -113,8 +99,8 @@ def _row(
     mode: Mode, results: Sequence[Result], plain: Sequence[Result], costs: Costs | None, *, greedy: bool
 ) -> ModeRow:
     held = plain if mode.name != PLAIN else []
-    speeds = _by_problem(results, _speed, np.median)
-    right = _by_problem(results, _right, np.mean)
+    speeds = by_problem(results, speed, np.median)
+    rights = by_problem(results, right, np.mean)
     drafted = _total(result.num_draft_tokens for result in results)
     accepted = _total(result.num_accepted_draft_tokens for result in results)
     generated = sum(result.generated_tokens for result in results)
@@ -124,18 +110,18 @@ def _row(
         exact=mode.exact,
         n=len(results),
         n_problems=len(speeds),
-        accuracy=_estimate(list(right.values()), np.mean),
-        accuracy_gain=_estimate(_paired(np.subtract, right, _by_problem(held, _right, np.mean)), np.mean),
-        tokens_per_second=_known(_estimate(list(speeds.values()), np.median)),
-        seconds=_known(_estimate(list(_by_problem(results, _seconds, np.median).values()), np.median)),
-        mean_tokens=float(np.mean(list(_by_problem(results, _length, np.mean).values()))),
+        accuracy=estimate(list(rights.values()), np.mean),
+        accuracy_gain=estimate(paired(np.subtract, rights, by_problem(held, right, np.mean)), np.mean),
+        tokens_per_second=_known(estimate(list(speeds.values()), np.median)),
+        seconds=_known(estimate(list(by_problem(results, _seconds, np.median).values()), np.median)),
+        mean_tokens=float(np.mean(list(by_problem(results, _length, np.mean).values()))),
         truncated=float(np.mean([result.finish_reason == "length" for result in results])),
         acceptance=_share(accepted, drafted),
         tokens_per_pass=_share(generated, passes),
         draft_share=_share(_total(result.n_from_draft for result in results), generated),
         lossy_share=_share(sum(result.n_lossy for result in results), generated) if mode.lossy else None,
         phase_ms=_phases(results),
-        speed_ratio=_estimate(_paired(np.divide, speeds, _by_problem(held, _speed, np.median)), np.median),
+        speed_ratio=estimate(paired(np.divide, speeds, by_problem(held, speed, np.median)), np.median),
         divergences=_divergences(results, held) if mode.exact and greedy and held else None,
         model_speed=predict_speed(costs, generated=generated, drafted=drafted, passes=passes)
         if costs and drafted and passes and not mode.peer
@@ -145,49 +131,12 @@ def _row(
     )
 
 
-def _speed(result: Result) -> float:
-    return result.tokens_per_second
-
-
 def _seconds(result: Result) -> float:
     return result.seconds
 
 
 def _length(result: Result) -> float:
     return result.generated_tokens
-
-
-def _right(result: Result) -> float | None:
-    return None if result.correct is None else float(result.correct)
-
-
-def _by_problem(
-    results: Sequence[Result], value_of: Callable[[Result], float | None], middle: Callable[..., Any]
-) -> dict[str, float]:
-    """Problem -> the middle of its values; problems without any are left out."""
-    values: dict[str, list[float]] = {}
-    for result in results:
-        value = value_of(result)
-        if value is not None:
-            values.setdefault(result.cell.problem, []).append(value)
-    return {problem: float(middle(found)) for problem, found in values.items()}
-
-
-def _paired(
-    compare: Callable[[float, float], Any], ours: Mapping[str, float], theirs: Mapping[str, float]
-) -> list[float]:
-    """What both have of a problem, compared, for each problem that both have."""
-    return [float(compare(value, theirs[problem])) for problem, value in ours.items() if problem in theirs]
-
-
-def _estimate(values: Sequence[float], middle: Callable[..., Any]) -> Estimate | None:
-    """None for no values."""
-    if not values:
-        return None
-    sample = np.asarray(values, np.float64)
-    chosen = np.random.default_rng(0).integers(len(sample), size=(N_RESAMPLES, len(sample)))
-    low, high = np.quantile(middle(sample[chosen], axis=1), [0.025, 0.975])
-    return Estimate(value=float(middle(sample)), low=float(low), high=float(high))
 
 
 def _known(estimate: Estimate | None) -> Estimate:

@@ -214,6 +214,7 @@ def test_bad_speculation_is_refused_in_one_line(field: str, value: Any, allowed:
         ({"risk": 0.1}, "risk belongs to the modes semantic and combined, not to 'lossless'"),
         ({"mode": "judged", "bonus": True}, "bonus belongs to"),
         ({"mode": "judged", "max_segments": 2}, "max_segments belongs to"),
+        ({"mode": "judged", "min_confidence": 0.5}, "min_confidence is not used by adaptive 'off'"),
         ({"mode": "semantic", "max_segments": 0}, "max_segments must be a whole number of at least 1, got 0"),
         ({"mode": "draft-alone", "adaptive": "confidence"}, "adaptive belongs to"),
         ({"mode": "semantic", "ratio_floor": 0.7}, "ratio_floor is not used by mode 'semantic' with preset"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,26 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_computed(tiny:
     with pytest.raises(ConfigError, match="judge object has no name"):
         tiny.generate("other", PARAMS, spec=JUDGED, judge=wrong)
     assert tiny.target.tokens == before
+
+
+def test_a_judge_of_segments_may_have_them_drafted_as_combined_has(tiny: LLM) -> None:
+    """Stopped where the draft is unsure, such a part is judged by the exact rule alone: the judge, which would keep
+    anything, is never asked by models that are never sure, and the answer is the target's."""
+    spec = SpecConfig(mode="judged", adaptive="confidence", min_confidence=1, exact_inside=True)
+    judge = keeping(True)
+    answer = tiny.generate("hello", PARAMS, spec=spec, judge=judge)
+    assert answer.token_ids == tiny.generate("hello", PARAMS, spec=PLAIN).token_ids
+    assert answer.stats.num_draft_tokens and not answer.stats.num_lossy_tokens
+    whole = tiny.generate("hello", PARAMS, spec=replace(spec, min_confidence=0), judge=judge)
+    assert whole.stats.num_lossy_tokens > 0
+
+
+@pytest.mark.parametrize("setting", [{"adaptive": "confidence"}, {"exact_inside": True}], ids=str)
+def test_settings_of_segments_are_refused_with_a_judge_of_tokens(tiny: LLM, setting: dict[str, Any]) -> None:
+    """Nothing would look at them."""
+    judge = keeping(True, segments=False)
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is of segments, and judge .* takes none"):
+        tiny.generate("hello", PARAMS, spec=SpecConfig(mode="judged", **setting), judge=judge)
 
 
 def test_a_draft_model_that_is_not_there_is_an_error(tiny_bundle: Path, tiny_pair: Path) -> None:

@@ -334,7 +334,7 @@ def test_numbers_that_mean_nothing_are_refused(name: str) -> None:
 def test_other_names_are_none_of_ours() -> None:
     """modes.py asks us first."""
     assert parse_control("lossless:8") is None and parse_control("") is None
-    combined = {"combined-random", "combined-logprob"}
+    combined = {f"{kind}-{rule}" for kind in ("combined", "combined-whole") for rule in ("random", "logprob")}
     assert set(CONTROLS) == {"random", "logprob", "topk", "specreason", "draft-alone"} | combined
     topk = parse_control("topk:2:8")
     assert topk is not None and topk.spec == SpecConfig(mode="judged", draft="model", num_draft_tokens=8)

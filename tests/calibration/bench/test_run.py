@@ -62,6 +62,28 @@ def test_semantic_modes_are_measured_beside_exact_ones_and_controls(bench_pair: 
     assert lossy["semantic:1"] >= lossy["combined-whole:1"] > 0 == lossy["combined:0"] == lossy["lossless"]
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_control_that_keeps_all_drafts_what_its_mode_drafts(
+    bench_pair: Path, tmp_path: Path, sampling: SamplingParams
+) -> None:
+    """A predictor and a coin that both always say yes differ in nothing, or a comparison of them would be of drafts as
+    well. Of six questions, for models that are seldom sure."""
+    bundle = bound(bench_pair, tmp_path / "bundle", min_tokens=3, max_tokens=7)
+    add_probes(bundle, features=("target.mean_logprob",), risks=(FREE,))
+    names = "combined:1,combined-random:1,combined-whole:1,combined-whole-random:1"
+    problems = [Problem(id=str(number), question=f"{number}?") for number in range(6)]
+    done = measure(bundle, tmp_path / "out", names, problems=problems, sampling=sampling)
+    found = [
+        [
+            (one.token_ids, one.num_rounds, one.num_draft_tokens, one.n_from_draft, one.n_lossy)
+            for one in done.results
+            if one.cell.mode == name
+        ]
+        for name in names.split(",")
+    ]
+    assert found[0] == found[1] and found[2] == found[3] and found[0] != found[2]
+
+
 def test_exact_modes_are_exact_on_a_real_model(smollm2_bundle: Path, tmp_path: Path) -> None:
     """SmolLM2 in int4: n-grams find real repetitions, and change no token."""
     question = "Repeat this line three times: the quick brown fox jumps over the lazy dog."

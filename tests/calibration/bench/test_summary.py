@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from bench_results import result
 
+from semspec.calibration.bench.estimates import Estimate
 from semspec.calibration.bench.modes import parse_modes
 from semspec.calibration.bench.records import Result
-from semspec.calibration.bench.summary import Estimate, ModeRow, first_difference, summarize
+from semspec.calibration.bench.summary import ModeRow, first_difference, summarize
 
 
 def rows(results: list[Result], *names: str, greedy: bool = True) -> dict[str, ModeRow]:
