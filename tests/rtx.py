@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,19 @@ def _missing() -> str:
     return ""
 
 
+def _turns() -> bool:
+    """Whether a process may have its threads take turns (worker.py). Asked by another one, for it stays so."""
+    ask = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+    several = len(os.sched_getaffinity(0)) > 1
+    return several and subprocess.run([sys.executable, "-c", ask], stderr=subprocess.DEVNULL).returncode == 0
+
+
 needs_rtx = pytest.mark.skipif(bool(_missing()), reason=_missing())
+
+needs_turns = pytest.mark.skipif(
+    sys.platform != "linux" or not _turns(),
+    reason="the system lets no process order its threads, so plans of one graph may differ (export/engines/worker.py)",
+)
 
 
 def library() -> Library:
