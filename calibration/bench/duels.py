@@ -67,7 +67,7 @@ def problems_to_decide(differences: Sequence[float]) -> int | None:
     A normal approximation from these problems' own spread; None where the mean is 0 or all are the same.
 
     Of 8 problems one rule is right on two that the other misses, and wrong on one: mean 1/8, standard deviation 0.641,
-    and (2.80 * 0.641 * 8) ** 2 = 206.
+    and (2.80 * 0.641 * 8) ** 2 = 206.3.
 
     >>> problems_to_decide([1, 1, -1, 0, 0, 0, 0, 0])
     207
