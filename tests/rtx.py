@@ -14,6 +14,7 @@ from semspec.export.engines.capability import allowed_precisions
 from semspec.export.engines.compiler import Compiled, CompileJob, compile_graph
 from semspec.export.engines.library import Library, open_library
 from semspec.export.engines.profiles import BuildSizes, make_profiles
+from semspec.export.engines.worker import SAME_ADDRESSES
 from semspec.export.precisions import parse_precision
 from semspec.runtime.contract import GraphSpec
 from semspec.runtime.errors import BackendError
@@ -31,8 +32,12 @@ def _missing() -> str:
 
 
 def _turns() -> bool:
-    """Whether a process may have its threads take turns (worker.py). Asked by another one, for it stays so."""
-    ask = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+    """Whether a process may have the same addresses each time, and its threads take turns (worker.py). Asked by another
+    one, for it stays so."""
+    ask = (
+        "import ctypes, os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); "
+        f"raise SystemExit(ctypes.CDLL(None).personality(ctypes.c_ulong({SAME_ADDRESSES})) < 0)"
+    )
     several = len(os.sched_getaffinity(0)) > 1
     return several and subprocess.run([sys.executable, "-c", ask], stderr=subprocess.DEVNULL).returncode == 0
 
