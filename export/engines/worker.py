@@ -8,11 +8,11 @@ memory is short: in a process of its own it leaves nothing behind, and its end i
 
 TensorRT-RTX orders what it compiles by addresses and by which of its threads comes first, which the system deals anew
 to every process: plans of one graph differ from build to build, the nearest in 16 of 9.5 million bytes (entries of
-lists that changed places), others in 15 thousand. So the process fixes both, where the system lets it (Linux; for the threads, the
-right to a real-time class, as root has): addresses are not random, paths are equally long wherever a bundle lies, and
-threads take turns on one core. Measured with 1.7 on a busy machine, one graph of a tiny model, from folders of other
-names: 16 of 16 builds alike, twice; 6 of 8 where a turn ends after 100 ms. Unaided, of another graph, none to three of
-four were alike. Elsewhere what is promised is that a bundle is not compiled twice (shelf.py).
+lists that changed places), others in 15 thousand. So the process fixes both, where the system lets it (Linux; for the
+threads, the right to a real-time class, as root has): addresses are not random, paths are equally long wherever a
+bundle lies, and threads take turns on one core. Measured with 1.7 on a busy machine, one graph of a tiny model, from
+folders of other names: 16 of 16 builds alike, twice; 6 of 8 where a turn ends after 100 ms. Unaided, of another graph,
+none to three of four were alike. Elsewhere what is promised is that a bundle is not compiled twice (shelf.py).
 """
 
 from __future__ import annotations
