@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from semspec.export.dialects.lone_row import INT8_ACTIVATIONS, LoneRow
 from semspec.export.dialects.outputs import add_pooled, add_signals
 from semspec.export.packing import PackedWeights, Schemes, StoredMatrix
 from semspec.export.quantize import Scheme, readable_embedding
@@ -24,9 +25,9 @@ __all__ = ["OrtOps", "build_ort_graph", "check_model"]
 # `spare`: on the CPU a row computed alone goes through other kernels than a row among several, and other kernels
 # round differently. Where `spare` is 1 the last row is computed twice and the copy dropped. Attention needs it
 # for S = 1. Products with blocks of 64 and 128 work on pairs of rows, so they need it for every odd S (measured);
-# there, and in fp32, the row is repeated from the embedding on.
-ROW_STABLE_BLOCK = 32
-INT8_ACTIVATIONS = 4  # accuracy level of MatMulNBits: activations are rounded to int8 block by block
+# there, and in fp32, the row is repeated from the embedding on. With blocks of 32 int8 never needs it, and int4 on some
+# processors (measured): lone_row.py.
+STABLE_BLOCK = 32
 FLOAT32, FLOAT16, INT32 = (DTYPES[name] for name in ("float32", "float16", "int32"))
 HEAD_SIZE_STEP = 16  # GroupQueryAttention refuses other head sizes when it runs (onnxruntime 1.23 to 1.32)
 
@@ -84,8 +85,11 @@ class OrtOps:
         self.weights, self.builder = weights, builder
         self.dtype = graph.activation
         self.pads_rows = graph.graph == "cpu"
-        stable = map(_row_stable, (schemes.layers, *schemes.finer.values()))
-        self.pads_from_embedding = self.pads_rows and not all(stable)
+        layers = (schemes.layers, *schemes.finer.values())
+        self.pads_attention = self.pads_rows and all(scheme.block_size == STABLE_BLOCK for scheme in layers)
+        self.asked = [scheme for scheme in layers if self.pads_attention and _is_asked(scheme)]
+        self.n_products = "n_new" if self.pads_attention and not self.asked else "n_rows"
+        self.lone = LoneRow(builder)
         self.pooled: dict[int, str] = {}
         self._integers()
         self._positions()
@@ -112,21 +116,36 @@ class OrtOps:
             self.builder.weight(name, stored)
 
     def _row_indices(self) -> str:
-        """row_indices: 0..S-1, and S-1 once more where there is a spare row; returns the name of their number."""
+        """Where they may be repeated, `id_indices`: ids that go through products, and `row_indices`: rows of those that
+        go through attention. Returns the name of the number of rows in attention."""
         node = self.builder.node
         n_rows = node("Add", ["n_new", "spare"], "n_rows")
+        if self.asked:
+            differs = self.lone.differs(self.asked, "lone_row_differs")
+            self.n_products = node(
+                "Add", ["n_new", node("Mul", ["spare", differs], "spare_row")], "n_products"
+            )
+        if self.n_products != "n_new":
+            self._repeat_last("n_new", self.n_products, "id_indices")
+        if self.pads_attention:
+            self._repeat_last(self.n_products, n_rows, "row_indices")
+        return n_rows
+
+    def _repeat_last(self, n_known: str, n_wanted: str, name: str) -> None:
+        """0 .. n_known - 1, and its last number again up to n_wanted of them."""
+        node = self.builder.node
         first = self.builder.constant("first", np.array(0, np.int64))
         step = self.builder.constant("step", np.array(1, np.int64))
-        counted = node("Range", [first, node("Squeeze", [n_rows], "row_count"), step], "counted")
-        node("Min", [counted, node("Sub", ["n_new", "1"], "last_row")], "row_indices")
-        return n_rows
+        count = node("Squeeze", [n_wanted], f"{name}.count")
+        counted = node("Range", [first, count, step], f"{name}.counted")
+        node("Min", [counted, node("Sub", [n_known, "1"], f"{name}.last")], name)
 
     # the Ops protocol
 
     def embed(self, weight: str) -> str:
         ids = "input_ids"
-        if self.pads_from_embedding:
-            ids = self.builder.node("Gather", [ids, "row_indices"], "ids", axis=1)
+        if self._repeats_ids:
+            ids = self.builder.node("Gather", [ids, "id_indices"], "ids", axis=1)
         stored = self.weights.matrix((weight,), self.schemes.embedding, self.dtype)
         if not stored.scheme.block_size:
             table = self.builder.weight(f"{weight}", stored.data)
@@ -179,22 +198,27 @@ class OrtOps:
 
     def attend(self, qkv: str, layer: int) -> str:
         """GroupQueryAttention over the bound cache: past and present are one buffer, written in place."""
-        pads = self.pads_rows and not self.pads_from_embedding
         rows = qkv
-        if pads:
+        if self.pads_attention:
             rows = self.builder.node("Gather", [qkv, "row_indices"], f"layers.{layer}.rows", axis=1)
         cache = [f"kv.{layer}.key", f"kv.{layer}.value"]
         attended = f"layers.{layer}.attended"
         self.builder.nodes(
             "GroupQueryAttention",
             [rows, "", "", *cache, "seqlens_k", "total_sequence_length", "cos", "sin"],
-            [f"{attended}.padded" if pads else attended, f"kv_out.{layer}.key", f"kv_out.{layer}.value"],
+            [
+                f"{attended}.padded" if self.pads_attention else attended,
+                f"kv_out.{layer}.key",
+                f"kv_out.{layer}.value",
+            ],
             domain=MICROSOFT,
             num_heads=self.spec.n_heads,
             kv_num_heads=self.spec.n_kv_heads,
             do_rotary=1,
         )
-        return self._drop_spare(f"{attended}.padded", attended) if pads else attended
+        if self.pads_attention:
+            self._drop_spare(f"{attended}.padded", attended, self.n_products)
+        return attended
 
     def gate(self, gate_up: str) -> str:
         """QuickGelu with alpha 1 is silu."""
@@ -206,8 +230,8 @@ class OrtOps:
     def state(self, index: int, x: str) -> None:
         if index not in self.graph.pooled_layers and index not in self.graph.hidden_layers:
             return
-        if self.pads_from_embedding:
-            x = self._drop_spare(x, f"states.{index}")
+        if self._repeats_ids:
+            x = self._drop_spare(x, f"states.{index}", "n_new")
         if index in self.graph.hidden_layers:
             self.builder.node("Identity", [x], f"hidden.{index}")
         if index in self.graph.pooled_layers:
@@ -216,12 +240,16 @@ class OrtOps:
     def head(self, normed: str, linear: Linear) -> str:
         """Logits of the wanted rows; an odd last one is computed twice where its bits would differ."""
         node = self.builder.node
-        if not self.pads_rows or _row_stable(self.schemes.head):
+        asked = _is_asked(self.schemes.head)
+        if not self.pads_rows or (self.schemes.head.block_size == STABLE_BLOCK and not asked):
             wanted = node("Gather", [normed, "logit_rows"], "wanted", axis=1)
             return self._product(wanted, linear, self.schemes.head, "logits")
         n_wanted = node("Shape", ["logit_rows"], "n_wanted")
         two = self.builder.constant("2", np.array([2], np.int64))
         odd = node("Mod", [n_wanted, two], "head_spare")
+        if asked:
+            differs = self.lone.differs([self.schemes.head], "lone_head_differs")
+            odd = node("Mul", [odd, differs], "head_asked")
         last = node("Gather", ["logit_rows", "-1"], "last_wanted")
         repeated = node("Concat", ["logit_rows", node("Expand", [last, odd], "wanted_again")], "rows", axis=0)
         wanted = node("Gather", [normed, repeated], "wanted", axis=1)
@@ -237,6 +265,11 @@ class OrtOps:
             add_signals(self.builder, self.graph, logits)
 
     # pieces
+
+    @property
+    def _repeats_ids(self) -> bool:
+        """Whether products may see a spare row."""
+        return self.pads_rows and self.n_products != "n_new"
 
     def _product(self, x: str, linear: Linear, scheme: Scheme, name: str = "") -> str:
         name = name or linear.name
@@ -285,13 +318,13 @@ class OrtOps:
     def _vector(self, name: str) -> str:
         return self.builder.weight(name, self.weights.vector((name,), self.dtype))
 
-    def _drop_spare(self, x: str, name: str) -> str:
-        return self.builder.node("Slice", [x, "0", "n_new", "1"], name)
+    def _drop_spare(self, x: str, name: str, n_kept: str) -> str:
+        return self.builder.node("Slice", [x, "0", n_kept, "1"], name)
 
 
-def _row_stable(scheme: Scheme) -> bool:
-    """Whether a product with these weights gives one row the bits it gives the same row among many."""
-    return scheme.block_size == ROW_STABLE_BLOCK
+def _is_asked(scheme: Scheme) -> bool:
+    """Whether it hangs on the processor that a product gives one row the bits it gives the same row among many."""
+    return scheme.bits == 4 and scheme.block_size == STABLE_BLOCK
 
 
 def _scope(weight: str) -> str:
