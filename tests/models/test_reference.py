@@ -107,7 +107,8 @@ def test_large_matrices_are_read_by_blocks_of_rows(monkeypatch: pytest.MonkeyPat
 
     in_blocks = run_reference(spec, Watched(weights.arrays), TEXT[:9])
     assert max(reads) <= 4096
-    assert_allclose(in_blocks.logits, whole.logits, rtol=0, atol=1e-5)
+    # numpy multiplies matrices of other heights in another order, on some processors more so
+    assert_allclose(in_blocks.logits, whole.logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
