@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from graphs import Graph, tiny_variant
+from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel
 
 from semspec.calibration.ranges import take_ranges
@@ -41,6 +42,33 @@ WIDE: dict[str, Any] = {
     "head_dim": 32,
     "initializer_range": 0.1,
 }
+
+
+@cache
+def int8_sums_overflow() -> bool:
+    """Whether onnxruntime's products of int8 by int8 saturate here, as on processors without VNNI they do."""
+    value, array = helper.make_tensor_value_info, numpy_helper.from_array
+    full, none = np.full((16, 64), 127, np.int8), np.zeros(16, np.int8)
+    constants = {
+        "one": np.float32(1),
+        "zero": np.int8(0),
+        "w": full,
+        "ones": np.ones(16, np.float32),
+        "zeros": none,
+    }
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "zero"], ["codes"]),
+        helper.make_node("DequantizeLinear", ["codes", "one", "zero"], ["rounded"]),
+        helper.make_node("DequantizeLinear", ["w", "ones", "zeros"], ["wide"], axis=0),
+        helper.make_node("Transpose", ["wide"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["rounded", "turned"], ["y"]),
+    ]
+    ends = [value("x", TensorProto.FLOAT, ["S", 64])], [value("y", TensorProto.FLOAT, ["S", 16])]
+    graph = helper.make_graph(nodes, "sums", *ends, [array(np.asarray(a), n) for n, a in constants.items()])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": np.full((4, 64), 127, np.float32)})[0]
+    return bool((found != 64 * 127 * 127).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

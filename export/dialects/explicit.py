@@ -140,7 +140,7 @@ class ExplicitOps:
             attributes = {"axis": 1, "block_size": matrix.block_size}
         else:  # said, though they are zero: onnxruntime 1.23 takes codes without them for unsigned ones
             none = np.zeros(matrix.shape[0], np.dtype(matrix.dtype))
-            zeros.append(self.builder.constant(f"{name}.zeros", none))  # shared ones it cannot make unsigned
+            zeros.append(self.builder.constant(f"zeros.{matrix.dtype}.{matrix.shape[0]}", none))
         if matrix.matrix_scale is None:
             scales = self.builder.weight(f"{name}.scales", matrix.scales)
         else:

@@ -84,8 +84,6 @@ class OrtBackend:
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self._spin)))
         # graphs for TensorRT are judged here: onnxruntime would round the inputs of their int8 products on its own
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        # and processors without VNNI would let the sums of those products overflow
-        options.add_session_config_entry("session.x64quantprecision", "1")
         try:  # enable_fallback=0: onnxruntime must not carry on with another provider, at opening or later
             session = ort.InferenceSession(
                 str(graph), options, providers=[PROVIDERS[self.name]], enable_fallback=0

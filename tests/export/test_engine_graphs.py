@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from engine_cases import NATIVE, STATES, WIDE, EngineCase, engine_case, needs_native
+from engine_cases import NATIVE, STATES, WIDE, EngineCase, engine_case, int8_sums_overflow, needs_native
 from graphs import cut, read_in_pieces
 from numpy.testing import assert_allclose
 
@@ -38,6 +38,8 @@ def test_graphs_compute_what_the_emulation_does(
 ) -> None:
     """The Q/DQ that onnxruntime runs and numpy's: in fp32 the same numbers. Under fp16's noise one input in fifty
     rounds the other way, by a whole step: nearer to each other than either is to the model, no more."""
+    if (precision, activation) == ("int8-w8a8", "float32") and int8_sums_overflow():
+        pytest.skip("onnxruntime's sums of int8 products overflow on this processor (no VNNI)")
     custom = replace(PRECISIONS[precision], activation=activation)
     case = engine_case(tmp_path, QWEN2, graph, precision, custom=custom, **WIDE)
     emulated = run_emulated(case.spec, case.plan, TEXT, keep_states=STATES)
