@@ -233,7 +233,7 @@ def _measure_all(
     check_installed([parse_peer(name) for name, mode in by_name.items() if mode.peer])
     for name in dict.fromkeys(cell.problem for cell in cells):
         answerers.check_prompt(asked[name])
-    warm_up = SamplingParams(max_tokens=WARM_UP_TOKENS)
+    warm_up = replace(sampling, max_tokens=min(WARM_UP_TOKENS, sampling.max_tokens))
     # the first passes read weights from the disk and make the engine's buffers
     for name, mode in by_name.items():
         answerers.answer(mode, asked[cells[0].problem], wanted[name], warm_up)
